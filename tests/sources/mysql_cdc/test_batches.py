@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.debezium.format import DeleteHandling
+from airflow_kafka_spark.sources.cdc.options import ExtractNewRecordState
 from airflow_kafka_spark.sources.cdc.tasks import reader
 from airflow_kafka_spark.sources.cdc.tasks.reader import batch_events
 from airflow_kafka_spark.sources.cdc.tasks.transactions import TransactionWriter
@@ -19,7 +22,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
-from tests.sources.postgres_cdc.kit import number_events
+from tests.sources.postgres_cdc.kit import ROW_FIELDS, decoded, extract_rows, number_events
 from tests.support.distribution import extended
 
 UTF8_ID = 45
@@ -100,6 +103,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "schemas": {"schemas": True, "skipped": frozenset("d")},
     "transactions": {"transactions": True},
+    "rows": {"unwrap": ExtractNewRecordState()},
+    "rows and fields": {"tombstones": False, "unwrap": ExtractNewRecordState("rewrite", ["pos", "op", "row", "source.ts_ms"])},
     "no tombstones": {"tombstones": False, "skipped": frozenset("u")},
 }
 
@@ -143,3 +148,32 @@ def test_events_in_columns_are_those_that_are_written_one_by_one(form, held, mon
         assert len(failures) in (0, 2) and len(set(failures)) < 2, failures
         count += len(found[0])
     assert count > 500 and ranges > 200, (count, ranges)
+
+
+@pytest.mark.parametrize("mode", get_args(DeleteHandling))
+def test_unwrapped_rows_have_the_values_of_their_events(mode):
+    unwrap = ExtractNewRecordState(mode, ROW_FIELDS)
+    count = 0
+    for seed in range(8):
+        log = list(locate(make_log(seed), random.Random(seed)))
+        left_out = frozenset({"t", "d"} if mode == "drop" else {"t"})
+        of_rows = {"unwrap": unwrap, "tombstones": unwrap.has_tombstones, "skipped": left_out}
+        found = []
+        for given in ({}, of_rows):
+            values = ValueForm(charsets={UTF8_ID: "utf8mb4"})
+            tables = frozenset({("shop", "t1"), ("shop", "t2")})
+            options = MySqlEventForm(prefix="p", database="shop", tables=tables, values=values, **given)
+            server = LogServer(MySqlServer("", "h", 1, "", ""))
+            writer = MySqlEventWriter(server, options)
+            parser = LogParser(server, options, writer)
+            parts: list[Any] = []
+            try:
+                for located, parsed in zip(log, parser.parse(log), strict=True):
+                    parts += writer.write(located, parsed)
+            except SourceRejected:
+                pass
+            found.append([row for batch in batch_events(parts) for row in batch.to_pylist()])
+        events, rows = found
+        assert [{**row, "value": decoded(row["value"])} for row in rows] == extract_rows(events, mode), seed
+        count += len(rows)
+    assert count > 100, count

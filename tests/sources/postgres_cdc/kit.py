@@ -208,6 +208,32 @@ def number_events(rows: Iterable[dict[str, Any]], prefix: str) -> Iterator[dict[
             yield {**row, "value": before + to_json(numbers) + after}
 
 
+def extract_rows(events: Iterable[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
+    """Return the records of rows that Debezium's ExtractNewRecordState makes of events with tombstones.
+
+    Their fields `op`, `source.ts_ms` and `table` are added, the last one as `of`.
+    """
+    found = []
+    for event in events:
+        value = decoded(event["value"])
+        if value is None:
+            found += [event] if mode not in ("drop", "rewrite") else []
+            continue
+        is_delete = value["op"] == "d"
+        if is_delete and mode not in ("rewrite", "rewrite-with-tombstone"):
+            continue
+        row = {**value["before" if is_delete else "after"], "__op": value["op"]}
+        row |= {"__source_ts_ms": value["source"]["ts_ms"], "__of": value["source"]["table"]}
+        if mode.startswith("rewrite"):
+            row["__deleted"] = "true" if is_delete else "false"
+        found.append({**event, "value": row})
+    return found
+
+
+ROW_FIELDS = ("op", "source.ts_ms", "table:of")
+"""`add_fields` of the rows of :func:`extract_rows`."""
+
+
 def to_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
@@ -31,13 +31,44 @@ _DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
 """The events that delete the row of their key, by mode: delete events (``d``) and tombstones (``none``)."""
 
 DELETED = "__deleted"
+"""The name of the column that says whether a row is deleted."""
 _MODES = get_args(DeleteHandling)
-_OF_EVENT = ("op", "ts_ms", "ts_us", "ts_ns")
+OF_EVENT = ("op", "ts_ms", "ts_us", "ts_ns")
+"""The fields of an event itself that can become columns."""
 _OF_TRANSACTION = ("id", "total_order", "data_collection_order")
 _INTEGERS = {
     *("ts_ms", "ts_us", "ts_ns", "lsn", "txId", "xmin", "pos", "row", "server_id", "thread"),
     *("total_order", "data_collection_order", "event_serial_no"),
 }
+
+
+class AddedField(NamedTuple):
+    """A field of an event that becomes a column.
+
+    :param outer: the struct that contains it; empty for the event itself.
+    :param name: its name.
+    :param column: the column's name.
+    """
+
+    outer: str
+    name: str
+    column: str
+
+
+def parse_added_fields(add_fields: Sequence[str], prefix: str) -> tuple[AddedField, ...]:
+    """Return the fields that become columns.
+
+    :param add_fields: as Debezium's ``add.fields``.
+    :param prefix: the beginning of the columns' names.
+    """
+    found = []
+    for entry in add_fields:
+        path, _, renamed = entry.partition(":")
+        outer, dot, name = path.rpartition(".")
+        if not dot:
+            outer = "" if name in OF_EVENT else "transaction" if name in _OF_TRANSACTION else "source"
+        found.append(AddedField(outer, name, prefix + (renamed or path.replace(".", "_"))))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -101,18 +132,9 @@ class Debezium(Format):
         return replace(self, value=self.value.of_topics(topics, part)) if isinstance(self.value, Format) else self
 
     @property
-    def added(self) -> tuple[tuple[str, str, str], ...]:
-        """The fields that become columns: the struct that contains them (empty for the event itself), their name, and the
-        column's name.
-        """
-        found = []
-        for entry in self.add_fields:
-            path, _, renamed = entry.partition(":")
-            outer, dot, name = path.rpartition(".")
-            if not dot:
-                outer = "" if name in _OF_EVENT else "transaction" if name in _OF_TRANSACTION else "source"
-            found.append((outer, name, self.add_fields_prefix + (renamed or path.replace(".", "_"))))
-        return tuple(found)
+    def added(self) -> tuple[AddedField, ...]:
+        """The fields that become columns."""
+        return parse_added_fields(self.add_fields, self.add_fields_prefix)
 
     @property
     def _rewrites(self) -> bool:
@@ -152,7 +174,7 @@ class Debezium(Format):
         return [
             Problem(f"{where}.add_fields", f"found {entry!r}; expected a field of the event, of source or of transaction", action)
             for entry, (outer, name, _) in zip(self.add_fields, self.added, strict=True)
-            if outer not in known or not name or (not outer and name not in _OF_EVENT)
+            if outer not in known or not name or (not outer and name not in OF_EVENT)
         ]
 
     def _find_column_problems(self, where: str) -> list[Problem]:

@@ -10,8 +10,10 @@ from typing import Literal, get_args
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
+    ExtractNewRecordState,
     Modes,
     Snapshot,
+    SourceField,
     TimePrecision,
     find_log_option_problems,
     find_prefix_problems,
@@ -21,6 +23,16 @@ from airflow_kafka_spark.sources.cdc.options import (
 UnsignedHandling = Literal["long", "precise"]
 ZeroDateHandling = Literal["fail", "null"]
 MIN_BINLOG_BYTES = 1 << 16
+
+SOURCE_FIELDS: tuple[SourceField, ...] = (
+    SourceField("version", "string", False), SourceField("connector", "string", False), SourceField("name", "string", False),
+    SourceField("ts_ms", "int64", False), SourceField("snapshot", "string", True), SourceField("db", "string", False),
+    SourceField("sequence", "string", True), SourceField("ts_us", "int64", True), SourceField("ts_ns", "int64", True),
+    SourceField("table", "string", True), SourceField("server_id", "int64", False), SourceField("gtid", "string", True),
+    SourceField("file", "string", False), SourceField("pos", "int64", False), SourceField("row", "int32", False),
+    SourceField("thread", "int64", True), SourceField("query", "string", True),
+)  # fmt: skip
+"""The fields of ``source`` in events."""
 _COORDINATES = re.compile(r"latest|earliest|[^:/\\]+\.\d+:\d+")
 
 
@@ -47,6 +59,7 @@ class MySqlCdcOptions:
     zero_date_handling_mode: ZeroDateHandling = "fail"
     ignore_cascades: bool = False
     provide_transaction_metadata: bool = False
+    unwrap: ExtractNewRecordState | None = None
     schemas_enable: bool = False
 
     def find_option_problems(self) -> Iterator[Problem]:
@@ -63,7 +76,8 @@ class MySqlCdcOptions:
             "bigint_unsigned_handling_mode": (self.bigint_unsigned_handling_mode, get_args(UnsignedHandling)),
             "zero_date_handling_mode": (self.zero_date_handling_mode, get_args(ZeroDateHandling)),
         }
-        yield from find_log_option_problems(self, {"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)}, modes)
+        sizes = {"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)}
+        yield from find_log_option_problems(self, sizes, [field.name for field in SOURCE_FIELDS], modes)
         if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
             found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
             yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')

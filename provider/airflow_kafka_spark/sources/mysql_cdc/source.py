@@ -78,6 +78,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
+    :param unwrap: ``ExtractNewRecordState(...)``: values are rows, not events; None (default): they are events.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
         False (default): they do not.
     """

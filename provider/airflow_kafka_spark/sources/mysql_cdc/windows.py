@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.options import has_tombstones, list_skipped_operations, parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import (
     ChunkPlanner,
     SnapshotState,
@@ -487,8 +487,9 @@ class MySqlLogWindowPlanner:
             prefix=given.topic_prefix,
             keys={parse_table_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
             schemas=given.schemas_enable,
-            tombstones=given.tombstones_on_delete,
-            skipped=frozenset(given.skipped_operations),
+            tombstones=has_tombstones(given),
+            skipped=list_skipped_operations(given),
+            unwrap=given.unwrap,
             transactions=given.provide_transaction_metadata,
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
+    ExtractNewRecordState,
     Snapshot,
+    SourceField,
     TimePrecision,
     find_log_option_problems,
     find_prefix_problems,
@@ -18,6 +20,15 @@ from airflow_kafka_spark.sources.cdc.options import (
 )
 
 MIN_WAL_BYTES = 1 << 16
+
+SOURCE_FIELDS: tuple[SourceField, ...] = (
+    SourceField("version", "string", False), SourceField("connector", "string", False), SourceField("name", "string", False),
+    SourceField("ts_ms", "int64", False), SourceField("snapshot", "string", True), SourceField("db", "string", False),
+    SourceField("sequence", "string", True), SourceField("ts_us", "int64", True), SourceField("ts_ns", "int64", True),
+    SourceField("schema", "string", False), SourceField("table", "string", False), SourceField("txId", "int64", True),
+    SourceField("lsn", "int64", True), SourceField("xmin", "int64", True),
+)  # fmt: skip
+"""The fields of ``source`` in events."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class PostgresCdcOptions:
     decimal_handling_mode: DecimalHandling = "precise"
     time_precision_mode: TimePrecision = "adaptive"
     provide_transaction_metadata: bool = False
+    unwrap: ExtractNewRecordState | None = None
     schemas_enable: bool = False
 
     def find_option_problems(self) -> Iterator[Problem]:
@@ -53,7 +65,8 @@ class PostgresCdcOptions:
             action = "Use lower-case letters, digits and underscores, at most 63"
             yield Problem("source.slot", f"`{self.slot}` is no name that PostgreSQL takes for a slot", action)
         yield from find_prefix_problems(self.topic_prefix)
-        yield from find_log_option_problems(self, {"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
+        sizes = {"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)}
+        yield from find_log_option_problems(self, sizes, [field.name for field in SOURCE_FIELDS])
         yield from find_table_problems(self.tables, self.message_key_columns, "public")
 
     @property

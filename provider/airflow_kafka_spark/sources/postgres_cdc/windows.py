@@ -20,7 +20,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, prefer_indexes, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.options import has_tombstones, list_skipped_operations, parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import (
     ChunkPlanner,
     SnapshotState,
@@ -453,8 +453,9 @@ class PostgresLogWindowPlanner:
             primary_keys=primary_keys,
             keyed=keyed,
             schemas=given.schemas_enable,
-            tombstones=given.tombstones_on_delete,
-            skipped=frozenset(given.skipped_operations),
+            tombstones=has_tombstones(given),
+            skipped=list_skipped_operations(given),
+            unwrap=given.unwrap,
             transactions=given.provide_transaction_metadata,
             placeholder=given.unavailable_value_placeholder,
             decimals=given.decimal_handling_mode,

@@ -59,9 +59,9 @@ def format_members(table: TableWriter, columns: Sequence[pa.Array]) -> list[tupl
 
 
 def frame_objects(frame: tuple[str, str], members: Sequence[tuple[str, ValueTexts]], rows: int) -> pa.Array:
-    """Return one object of JSON per row, between two texts."""
+    """Return the members of one object of JSON per row, between two texts, which have the braces."""
     before, after = frame
-    return join_objects(members, rows, nulls=True, start=before + "{", end="}" + after)
+    return join_objects(members, rows, nulls=True, start=before, end=after)
 
 
 def take_texts(texts: Sequence[str], which: np.ndarray) -> pa.Array | str:

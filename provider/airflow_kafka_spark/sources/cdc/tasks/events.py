@@ -13,7 +13,14 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision, format_topic
+from airflow_kafka_spark.formats.debezium.format import DELETED
+from airflow_kafka_spark.sources.cdc.options import (
+    DecimalHandling,
+    ExtractNewRecordState,
+    SourceField,
+    TimePrecision,
+    format_topic,
+)
 
 DAY_SECONDS = 86_400
 MICROS = 1_000_000
@@ -173,8 +180,8 @@ class Event(NamedTuple):
 class EventFrame(NamedTuple):
     """The parts that are equal in all events of rows that were read from a table together.
 
-    :param key: the texts before and after the JSON of a row's key.
-    :param value: the texts before and after the JSON of a row.
+    :param key: the texts before and after the members of a row's key, with the braces of their object.
+    :param value: the texts before and after the members of a row, with the braces of their object.
     :param timestamp: milliseconds since 1970.
     """
 
@@ -198,6 +205,7 @@ class EventForm:
     :param tombstones: True: each delete is followed by a record without a value.
     :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
     :param transactions: True: events name their transaction, and its begin and its end are records of a separate topic.
+    :param unwrap: rows are published, with these fields of events; None: events are.
     """
 
     prefix: str
@@ -206,19 +214,25 @@ class EventForm:
     tombstones: bool = True
     skipped: frozenset[str] = frozenset({"t"})
     transactions: bool = False
+    unwrap: ExtractNewRecordState | None = None
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
 
+    @property
+    def writes_deletes(self) -> bool:
+        """True if a delete has a record with a value."""
+        return self.unwrap is None or self.unwrap.rewrites_deletes
 
-def make_source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
+
+def make_source_schema(connector: str, fields: Sequence[SourceField]) -> dict[str, Any]:
     """Return the schema of the field ``source``.
 
     :param connector: the package of the connector, as in ``postgresql``.
-    :param fields: name, type, and whether it may be null.
+    :param fields: the fields of ``source``.
     """
     made = [
-        {"type": kind, "optional": optional, "field": name, **(_SNAPSHOT if name == "snapshot" else {})}
-        for name, kind, optional in fields
+        {"type": kind, "optional": is_nullable, "field": name, **(_SNAPSHOT if name == "snapshot" else {})}
+        for name, kind, is_nullable in fields
     ]
     name = f"io.debezium.connector.{connector}.Source"
     return {"type": "struct", "name": name, "version": 1, "optional": False, "field": "source", "fields": made}
@@ -270,13 +284,16 @@ class TableWriter(ABC):
         self.topic = format_topic(form.prefix, name)
         self.transaction = f"{OPEN_FIELD}{format_json(self.name)}{OPEN_FIELD}" if form.transactions else "null"
         self.columns = columns
+        self.unwrap = form.unwrap
+        self._added = form.unwrap.added if form.unwrap is not None else ()
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
         self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._make_schema(f"{self.topic}.Key", self._key))
-            self._value_schema = format_json(self._make_envelope(source))
+            make_value_schema = self._make_envelope if form.unwrap is None else self._make_row_schema
+            self._value_schema = format_json(make_value_schema(source))
 
     def _list_key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
         if given is None:
@@ -294,6 +311,16 @@ class TableWriter(ABC):
             name = self.missing_keys[0]
             found = f"the key of {self.name} has the column `{name}`, which the table did not have when it was changed"
             raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
+
+    def refuse_lost_delete(self) -> None:
+        """Refuse a delete from a table without a key, if a tombstone would be its only record.
+
+        :raises SourceRejected: it would be.
+        """
+        if self.unwrap is not None and not self.unwrap.rewrites_deletes:
+            found = "a row was deleted, and without a key it has no record, because a tombstone has nothing but a key"
+            action = 'Name a key in `message_key_columns`, or set `delete_tombstone_handling_mode="rewrite"`'
+            raise SourceRejected(self.name, found, action)
 
     @property
     def has_key(self) -> bool:
@@ -374,10 +401,78 @@ class TableWriter(ABC):
         before, _, after = (self.make_key_record(HOLE) or b"").decode().partition(HOLE)
         return before, after
 
-    def split_value_record(self, has_old: bool, has_new: bool) -> list[str]:
-        """Return the texts before, between and after the parts of a record's value that is written now: the old row, the new row,
-        ``source`` and ``op``. A row that is not there is no part.
+    def format_record(self, op: str, before: str, after: str, source: str, transaction: str) -> str:
+        """Return the value of a record that is written now, as JSON: an event, or a row with the added fields of its event.
+
+        :param before: the old row as JSON.
+        :param after: the new row as JSON.
+        :param source: the field ``source`` as JSON.
+        :param transaction: the field ``transaction`` as JSON.
+        :raises SourceRejected: a column of the table has the name of an added field.
         """
+        if self.unwrap is None:
+            return format_envelope(before, after, source, transaction, op)
+        row = before if op == "d" else after
+        return row[:-1] + self._format_source_members(source) + self._format_last_members(op, op == "d") + "}"
+
+    @property
+    def names_operation(self) -> bool:
+        """True if the value of a record names the operation."""
+        return self.unwrap is None or any((added.outer, added.name) == ("", "op") for added in self._added)
+
+    def _format_source_members(self, source: str) -> str:
+        """Return the members of a row that are added to it, except the operation and whether it is deleted.
+
+        :param source: the field ``source`` as JSON.
+        """
+        self._refuse_equal_names()
+        wanted = [added for added in self._added if (added.outer, added.name) != ("", "op")]
+        if not wanted:
+            return ""
+        of_source, now = json.loads(source), time.time_ns()
+        of_event = {"ts_ms": now // 1_000_000, "ts_us": now // 1000, "ts_ns": now}
+        found = {added.column: (of_source if added.outer else of_event)[added.name] for added in wanted}
+        return f",{format_json(found)[1:-1]}"
+
+    def _format_last_members(self, op: str, is_delete: bool) -> str:
+        """Return the members of a row that name its operation, and whether it is deleted."""
+        assert self.unwrap is not None
+        named = [f',{format_json(added.column)}:"{op}"' for added in self._added if (added.outer, added.name) == ("", "op")]
+        deleted = f',"{DELETED}":"{format_json(is_delete)}"' if self.unwrap.rewrites_deletes else ""
+        return "".join(named) + deleted
+
+    def _refuse_equal_names(self) -> None:
+        """Refuse a table of which a column has the name of an added field.
+
+        :raises SourceRejected: there is one.
+        """
+        assert self.unwrap is not None
+        names = {added.column for added in self._added} | ({DELETED} if self.unwrap.rewrites_deletes else set())
+        for column in self.columns:
+            if column.name in names:
+                found = f"column `{column.name}` has the name of a field that `unwrap` adds to the row"
+                raise SourceRejected(self.name, found, "Set `add_fields_prefix`, or another name in `add_fields`")
+
+    def split_source_members(self, source: Sequence[str]) -> list[str]:
+        """Return the texts around the positions in the part of a value that names its source: ``source`` of an event, or the
+        members that are added to a row.
+
+        :param source: the texts around the positions in ``source``.
+        """
+        if self.unwrap is None:
+            return list(source)
+        return self._format_source_members(_ANY_POSITION.join(source)).split(_ANY_POSITION)
+
+    def split_value_record(self, has_old: bool, has_new: bool) -> list[str]:
+        """Return the texts before, between and after the parts of a record's value that is written now.
+
+        The parts of an event are the old row, the new row, ``source`` and ``op``. A row that is not there is no part. The parts
+        of a row are its object without the last brace, the added members of its source, and the operation, which is empty unless
+        it :attr:`names_operation`.
+        """
+        if self.unwrap is not None:
+            last = self._format_last_members(HOLE, not has_new)
+            return self.make_value_record(HOLE * (2 if self.names_operation else 3) + last + "}").decode().split(HOLE)
         old, new = (HOLE if is_there else "null" for is_there in (has_old, has_new))
         return self.make_value_record(format_envelope(old, new, HOLE, self.transaction, HOLE)).decode().split(HOLE)
 
@@ -387,6 +482,18 @@ class TableWriter(ABC):
             column = self.columns[at]
             fields.append({**column.schema, "optional": column.is_nullable, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
+
+    def _make_row_schema(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.unwrap is not None
+        made = self._make_schema(f"{self.topic}.Value", range(len(self.columns)))
+        of_source = {member["field"]: member for member in source["fields"]}
+        for added in self._added:
+            of_event = {"type": "string" if added.name == "op" else "int64"}
+            schema = of_source[added.name] if added.outer else of_event
+            made["fields"].append({**schema, "optional": True, "field": added.column})
+        if self.unwrap.rewrites_deletes:
+            made["fields"].append({"type": "string", "optional": True, "field": DELETED})
+        return made
 
     def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, every = f"{self.topic}.Value", range(len(self.columns))
@@ -399,6 +506,9 @@ class TableWriter(ABC):
         fields = [*rows, source, {**of_transaction, "field": "transaction"}, op, *plain]
         return {"type": "struct", "fields": fields, "optional": False, "name": f"{self.topic}.Envelope", "version": 2}
 
+
+_ANY_POSITION = str(7 * 10**17 + 1_234_567_890)
+"""Stands for a position of the log in a text of JSON that is parsed."""
 
 TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
@@ -449,14 +559,14 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
         transaction = table.transaction if op != "r" else "null"
-        return format_envelope(before, after, self.make_source(table, position), transaction, op)
+        return table.format_record(op, before, after, self.make_source(table, position), transaction)
 
     def make_frame(self, table: TableWriterT, position: PositionT) -> EventFrame:
         """Return the frame of the events of rows that are read from a table now.
 
         :param position: at which they are read.
         """
-        event = self.make_event(table, position, "r", HOLE, "null", HOLE)
+        event = self.make_event(table, position, "r", f"{{{HOLE}}}", "null", f"{{{HOLE}}}")
         key, value = ((part or b"").decode().partition(HOLE) for part in (event.key, event.value))
         return EventFrame((key[0], key[2]), (value[0], value[2]), event.timestamp)
 
@@ -491,7 +601,10 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
+        if not table.has_key:
+            table.refuse_lost_delete()
         event = self.make_event(table, position, "d", table.format_key(old), table.format_row(old), "null")
-        yield event
+        if self.form.writes_deletes:
+            yield event
         if self.form.tombstones and event.key is not None:
             yield event._replace(value=None)

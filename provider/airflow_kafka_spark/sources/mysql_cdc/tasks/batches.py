@@ -173,14 +173,21 @@ class LogParser:
         owners = np.repeat(np.arange(len(events)), counts // 2 if op == "u" else counts)
         numbers = (new - begins[owners]) // (2 if op == "u" else 1)
         count = len(owners)
-        texts = {"c": [new], "u": [old, new], "d": [old]}[op]
+        shown = [_take_rows(rows.texts, of) for of in {"c": [new], "u": [old, new], "d": [old]}[op]]
+        if table.unwrap is not None:
+            # A row is published as its object, to which members are added.
+            shown = [pc.binary_replace_slice(shown[-1], -1, _END, "")]
         *before_rows, before_source, before_op, last = table.split_value_record(op != "c", op != "d")
         parts = [self._writer.make_event_parts(event.located, event.gtid) for event in events]
-        sources = [of.split_source(table, event.located.start.position) for of, event in zip(parts, events, strict=True)]
-        before_number, after_number = (take_texts([source[at] for source in sources], owners) for at in (0, 1))
+        places = zip(parts, events, strict=True)
+        sources = [of.split_source(table, event.located.start.position) for of, event in places]
+        of_source = zip(*(table.split_source_members(texts) for texts in sources), strict=True)
+        source: list[pa.Array | str] = []
+        for texts in of_source:
+            source += [*([pa.array(numbers).cast(pa.string())] if source else []), take_texts(texts, owners)]
         values = pc.binary_join_element_wise(
-            *(part for before, of in zip(before_rows, texts, strict=True) for part in (before, _take_rows(rows.texts, of))),
-            before_source, before_number, pa.array(numbers).cast(pa.string()), after_number, before_op + op + last, "",
+            *(part for pair in zip(before_rows, shown, strict=True) for part in pair),
+            before_source, *source, before_op + (op if table.names_operation else "") + last, "",
         ).cast(pa.binary())  # fmt: skip
         before_key, after_key = table.split_key_record()
         keys = _take_rows(rows.keys, new)
@@ -192,8 +199,14 @@ class LogParser:
         if op != "d" or not self._form.tombstones:
             return batch
         tombstones = batch.set_column(2, "value", pa.nulls(count, pa.binary()))
+        if not self._form.writes_deletes:
+            return tombstones
         order = pa.array(np.stack([np.arange(count), np.arange(count, 2 * count)], axis=1).reshape(-1))
         return pa.Table.from_batches([batch, tombstones]).take(order).combine_chunks().to_batches()[0]
+
+
+_END = (1 << 31) - 1
+"""The index after the end of every text."""
 
 
 def _list_indexes(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventRange
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.cdc.tasks.transactions import mark_begin, mark_end
+from airflow_kafka_spark.sources.mysql_cdc.options import SOURCE_FIELDS
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.images import ColumnImages, RowImages, find_rows, format_values, measure
@@ -75,16 +76,7 @@ class MySqlEventForm(EventForm):
 
 
 def _make_schema(is_mariadb: bool) -> dict[str, object]:
-    return make_source_schema(
-        "mariadb" if is_mariadb else "mysql",
-        (
-            ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
-            ("snapshot", "string", True), ("db", "string", False), ("sequence", "string", True), ("ts_us", "int64", True),
-            ("ts_ns", "int64", True), ("table", "string", True), ("server_id", "int64", False), ("gtid", "string", True),
-            ("file", "string", False), ("pos", "int64", False), ("row", "int32", False), ("thread", "int64", True),
-            ("query", "string", True),
-        ),
-    )  # fmt: skip
+    return make_source_schema("mariadb" if is_mariadb else "mysql", SOURCE_FIELDS)
 
 
 class RowPosition(NamedTuple):

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_kafka_spark.formats.tasks.text import ValueTexts
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges, take_texts
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
@@ -311,27 +312,50 @@ class BatchWriter:
         table, kinds, count = rows.table, rows.kinds, len(rows.numbers)
         if not count:
             return
+        topics = pa.repeat(pa.scalar(table.topic, pa.string()), count)
+        used, which = np.unique(rows.transactions, return_inverse=True)
+        transactions = [self._transactions[index] for index in used.tolist()]
+        timestamps = pa.array(np.array([parts.timestamp for parts in transactions], np.int64)[which])
         members = [format_members(table, columns) for columns in of_rows]
+        before_key, after_key = table.split_key_record()
+        of_key = [members[-1][at] for at in table.key_indexes]
+        keys = frame_objects((f"{before_key}{{", f"}}{after_key}"), of_key, count).cast(pa.binary())
+        if kinds.has_new or self._writer.form.writes_deletes:
+            values = self._format_values(rows, members, [parts.split_source(table) for parts in transactions], which)
+            yield pa.RecordBatch.from_arrays([topics, keys, values, timestamps], schema=SCHEMA)
+        if not kinds.has_new and self._writer.form.tombstones:
+            yield pa.RecordBatch.from_arrays([topics, keys, pa.nulls(count, pa.binary()), timestamps], schema=SCHEMA)
+
+    def _format_values(
+        self,
+        rows: ChangedRows,
+        members: Sequence[Sequence[tuple[str, ValueTexts]]],
+        sources: Sequence[Sequence[str]],
+        which: np.ndarray,
+    ) -> pa.Array:
+        """Return the values of the records of changes (binary).
+
+        :param members: the names and values of each row that a change has.
+        :param sources: of each transaction, the texts around the LSNs in ``source``.
+        :param which: of each change, the index of its transaction there.
+        """
+        table, kinds, count = rows.table, rows.kinds, len(rows.numbers)
         *before_rows, before_source, before_op, last = table.split_value_record(*kinds)
         operations: pa.Array | str = "u" if kinds.has_new else "d"
         if not kinds.has_old:
             is_insert = self._messages.raw[self._messages.begins[rows.numbers]] == _INSERT
             operations = take_texts(("u", "c"), is_insert.astype(np.int64))
-        used, which = np.unique(rows.transactions, return_inverse=True)
-        transactions = [self._transactions[index] for index in used.tolist()]
-        of_source = zip(*(parts.split_source(table) for parts in transactions), strict=True)
-        before_lsn, between, behind = (take_texts(texts, which) for texts in of_source)
+        of_source = zip(*(table.split_source_members(texts) for texts in sources), strict=True)
+        parts: list[pa.Array | str] = []
         at = pa.array(self._messages.lsns[rows.numbers]).cast(pa.string())
-        values = pc.binary_join_element_wise(
-            *(frame_objects((text, ""), row, count) for text, row in zip(before_rows, members, strict=True)),
-            before_source, before_lsn, at, between, at, behind, before_op, operations, last, "",
-        )  # fmt: skip
-        topics = pa.repeat(pa.scalar(table.topic, pa.string()), count)
-        keys = frame_objects(table.split_key_record(), [members[-1][at] for at in table.key_indexes], count).cast(pa.binary())
-        timestamps = pa.array(np.array([parts.timestamp for parts in transactions], np.int64)[which])
-        yield pa.RecordBatch.from_arrays([topics, keys, values.cast(pa.binary()), timestamps], schema=SCHEMA)
-        if not kinds.has_new and self._writer.form.tombstones:
-            yield pa.RecordBatch.from_arrays([topics, keys, pa.nulls(count, pa.binary()), timestamps], schema=SCHEMA)
+        for texts in of_source:
+            parts += [*([at] if parts else []), take_texts(texts, which)]
+        # A row is published as its object, to which members are added; an event has both objects whole.
+        shown, end = (members, "}") if table.unwrap is None else (members[-1:], "")
+        return pc.binary_join_element_wise(
+            *(frame_objects((f"{text}{{", end), row, count) for text, row in zip(before_rows, shown, strict=True)),
+            before_source, *parts, before_op, operations if table.names_operation else "", last, "",
+        ).cast(pa.binary())  # fmt: skip
 
 
 # --- rows, column by column ---------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.transactions import mark_begin, mark_end
+from airflow_kafka_spark.sources.postgres_cdc.options import SOURCE_FIELDS
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -69,15 +70,7 @@ class PostgresEventForm(EventForm):
     placeholder: str = "__debezium_unavailable_value"
 
 
-_SOURCE_SCHEMA = make_source_schema(
-    "postgresql",
-    (
-        ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
-        ("snapshot", "string", True), ("db", "string", False), ("sequence", "string", True), ("ts_us", "int64", True),
-        ("ts_ns", "int64", True), ("schema", "string", False), ("table", "string", False), ("txId", "int64", True),
-        ("lsn", "int64", True), ("xmin", "int64", True),
-    ),
-)  # fmt: skip
+_SOURCE_SCHEMA = make_source_schema("postgresql", SOURCE_FIELDS)
 
 
 class PostgresTableWriter(TableWriter):
@@ -154,6 +147,11 @@ class PostgresTableWriter(TableWriter):
         if raw is None:
             return "null"
         if raw is UNCHANGED:
+            if self.unwrap is not None:
+                # A reader of rows cannot see that a value is missing, and would replace the one that it has.
+                found = "an update has not changed it, and the log does not hold it"
+                action = "ALTER TABLE ... REPLICA IDENTITY FULL for later changes, and publish this window without `unwrap`"
+                raise ValueRefused(found, action)
             return self._unavailable[at]
         assert isinstance(raw, bytes)
         return self._converts[at](raw)
