@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.sources import MySqlCdcSource
+from airflow_kafka_spark.sources import ExtractNewRecordState, MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN
-from tests.sources.postgres_cdc.kit import Windows
+from tests.sources.postgres_cdc.kit import ROW_FIELDS, Windows
 from tests.support.debezium import mariadb as tables
 from tests.support.debezium.compare import differences, of_engine, unexplained
 from tests.support.debezium.record import change_mariadb, make_mariadb
@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "bigint_unsigned_handling_mode": "precise",
     },
     "adaptive": {"decimal_handling_mode": "double", "time_precision_mode": "adaptive_time_microseconds"},
+    "rows": {"unwrap": ExtractNewRecordState("rewrite-with-tombstone", ROW_FIELDS)},
 }
 
 

@@ -230,7 +230,7 @@ def extract_rows(events: Iterable[dict[str, Any]], mode: str) -> list[dict[str, 
     return found
 
 
-ROW_FIELDS = ("op", "source.ts_ms", "table:of")
+ROW_FIELDS = ("op", "table:of", "source.ts_ms")
 """`add_fields` of the rows of :func:`extract_rows`."""
 
 

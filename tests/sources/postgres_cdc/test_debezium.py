@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.sources import PostgresCdcSource
+from airflow_kafka_spark.sources import ExtractNewRecordState, PostgresCdcSource
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sources.postgres_cdc.kit import Windows
+from tests.sources.postgres_cdc.kit import ROW_FIELDS, Windows
 from tests.support.debezium import postgres as shop
 from tests.support.debezium.compare import differences, of_engine, unexplained
 from tests.support.debezium.record import change_postgres, postgres_database
@@ -26,6 +26,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "provide_transaction_metadata": True,
     },
     "adaptive": {"decimal_handling_mode": "double", "time_precision_mode": "adaptive_time_microseconds"},
+    # The rows of the engine have placeholders for values of `changes`, which are refused here.
+    "rows": {
+        "unwrap": ExtractNewRecordState("rewrite-with-tombstone", ROW_FIELDS),
+        "tables": ["types", "whole", "keyed", '"odd näme"', "finish"],
+    },
 }
 
 
@@ -48,7 +53,7 @@ def windows(postgres: EmbeddedPostgres) -> Iterator[dict[str, list[dict[str, Any
 
 KNOWN = {
     r"schema\.fields\..*default: missing": "the log does not hold defaults",
-    r"schema\.fields\.(after|before)\..*\.optional: True, expected False": "nor whether a column may be null",
+    r"value\.schema\.fields\..*\.optional: True, expected False": "nor whether a column may be null",
     r"odd_n_|public\.odd n": "the engine takes the bytes of a name for characters",
     r"<numeric\(3,-2\)>": "the engine does not know negative scales",
     r"<name>: 'a name', expected None": "the engine writes null",
@@ -62,11 +67,16 @@ KNOWN = {
 
 
 def test_events_are_equal_to_those_of_debeziums_engine(windows):
-    found = [line for options in OPTIONS for line in differences(windows[options], of_engine("postgres", options))]
+    found = []
+    for options in OPTIONS:
+        expected = of_engine("postgres", options)
+        if options == "rows":
+            expected = [record for record in expected if record["topic"] != "shop.public.changes"]
+        found += differences(windows[options], expected)
     assert unexplained(found, KNOWN, shop.TYPES) == []
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", ["default", "connect", "adaptive"])
 def test_a_snapshot_reads_the_values_and_schemas_that_the_log_has(windows, options):
     changes = {record["key"]["payload"]["id"]: record for record in windows[options] if record["topic"] == "shop.public.types"}
     source = PostgresCdcSource(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_kafka_spark.sources import PostgresCdcSource
+from airflow_kafka_spark.sources import ExtractNewRecordState, PostgresCdcSource
 from tests.sources.postgres_cdc.kit import find_problems, log_of
 
 
@@ -27,6 +27,28 @@ def test_wrong_options_are_all_reported_at_once():
     }
     texts = {problem.where: problem.what for problem in PostgresCdcSource("nobody", **wrong).validate()}
     assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)
+
+
+def test_options_that_do_not_fit_rows_in_place_of_events_are_reported():
+    mode: Any = "none"
+    unwrap = ExtractNewRecordState(mode, ["op", "gtid", "transaction.id", "source.op:op"])
+    refused: dict[str, Any] = {"tombstones_on_delete": False, "skipped_operations": (), "provide_transaction_metadata": True}
+    source = PostgresCdcSource("nobody", "p", "s", "shop", unwrap=unwrap, **refused)
+    found = {problem.where: problem.what for problem in source.find_option_problems()}
+    assert {f"source.{name}" for name in refused} < found.keys()
+    assert found.keys() - {f"source.{name}" for name in refused} == {
+        "source.unwrap.add_fields",
+        "source.unwrap.delete_tombstone_handling_mode",
+    }
+    of_fields = [problem.what for problem in source.find_option_problems() if problem.where == "source.unwrap.add_fields"]
+    assert [what.partition(" ")[0] for what in of_fields] == ["`gtid`", "`transaction.id`", "`source.op:op`", "2"]
+    wrong: Any = {"mode": "rewrite"}
+    assert "ExtractNewRecordState" in str(
+        list(PostgresCdcSource("nobody", "p", "s", "shop", unwrap=wrong).find_option_problems())
+    )
+    deleted = ExtractNewRecordState("rewrite", ["op:deleted"])
+    [problem] = PostgresCdcSource("nobody", "p", "s", "shop", unwrap=deleted).find_option_problems()
+    assert "`__deleted`" in problem.what
 
 
 def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(orders):

@@ -11,7 +11,7 @@ from typing import Any
 
 OF_RUN = {
     *("version", "ts_ms", "ts_us", "ts_ns", "sequence", "txId", "lsn", "xmin", "gtid", "file", "pos", "thread", "server_id"),
-    *("id", "transaction_id"),
+    *("id", "transaction_id", "__source_ts_ms"),
 }
 """Fields outside of rows whose values are those of a run: only their kinds are compared."""
 

@@ -37,6 +37,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "bigint.unsigned.handling.mode": "precise",
     },
     "adaptive": {"decimal.handling.mode": "double", "time.precision.mode": "adaptive_time_microseconds"},
+    "rows": {
+        "transforms": "unwrap",
+        "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
+        "transforms.unwrap.delete.tombstone.handling.mode": "rewrite-with-tombstone",
+        "transforms.unwrap.add.fields": "op,table:of,source.ts_ms",
+    },
 }
 """The sets of options with which the engine is run. Those of the first one are Debezium's defaults."""
 
@@ -104,13 +110,14 @@ def recorded(engine: Engine, change: Any) -> list[dict[str, Any]]:
     changed = False
     for record in engine.records():
         payload = (record["value"] or {}).get("payload") or {}
-        if payload.get("op") == "r" and not changed:
+        op = payload.get("op", payload.get("__op"))
+        if op == "r" and not changed:
             changed = True
             change()
-        if payload.get("op") not in ("r", None) or record["value"] is None or "status" in payload:
+        if op not in ("r", None) or record["value"] is None or "status" in payload:
             found.append(record)
-        if record["topic"].endswith(".finish") and payload.get("op") == "c":
-            if payload["transaction"] is None:
+        if record["topic"].endswith(".finish") and op == "c":
+            if payload.get("transaction") is None:
                 return found
         elif payload.get("status") == "END" and "finish" in json.dumps(payload):
             return found

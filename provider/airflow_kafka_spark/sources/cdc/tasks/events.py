@@ -312,16 +312,6 @@ class TableWriter(ABC):
             found = f"the key of {self.name} has the column `{name}`, which the table did not have when it was changed"
             raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
 
-    def refuse_lost_delete(self) -> None:
-        """Refuse a delete from a table without a key, if a tombstone would be its only record.
-
-        :raises SourceRejected: it would be.
-        """
-        if self.unwrap is not None and not self.unwrap.rewrites_deletes:
-            found = "a row was deleted, and without a key it has no record, because a tombstone has nothing but a key"
-            action = 'Name a key in `message_key_columns`, or set `delete_tombstone_handling_mode="rewrite"`'
-            raise SourceRejected(self.name, found, action)
-
     @property
     def has_key(self) -> bool:
         """True if rows have a key."""
@@ -486,13 +476,13 @@ class TableWriter(ABC):
     def _make_row_schema(self, source: Mapping[str, Any]) -> dict[str, Any]:
         assert self.unwrap is not None
         made = self._make_schema(f"{self.topic}.Value", range(len(self.columns)))
+        if self.unwrap.rewrites_deletes:
+            made["fields"].append({"type": "string", "optional": True, "field": DELETED})
         of_source = {member["field"]: member for member in source["fields"]}
         for added in self._added:
             of_event = {"type": "string" if added.name == "op" else "int64"}
             schema = of_source[added.name] if added.outer else of_event
             made["fields"].append({**schema, "optional": True, "field": added.column})
-        if self.unwrap.rewrites_deletes:
-            made["fields"].append({"type": "string", "optional": True, "field": DELETED})
         return made
 
     def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -601,8 +591,6 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
-        if not table.has_key:
-            table.refuse_lost_delete()
         event = self.make_event(table, position, "d", table.format_key(old), table.format_row(old), "null")
         if self.form.writes_deletes:
             yield event
