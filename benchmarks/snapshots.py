@@ -1,7 +1,7 @@
 """The rows of a table -> Kafka, exactly once: snapshots of change data capture against a bulk JdbcSource.
 
-An event is several times as large as the record of a row. So a third candidate is a JdbcSource whose table has one more column,
-which makes its records as large as the events.
+An event is several times as large as the record of a row. So two more candidates have records of equal size: a JdbcSource whose
+table has one more column, and a snapshot that publishes rows in place of events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_kafka_spark.testing import EmbeddedPostgres
 from benchmarks.capture import start_mariadb, start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
-NAMES = ("JdbcSource", "JdbcSource, large records", "snapshot")
+NAMES = ("JdbcSource", "JdbcSource, large records", "snapshot", "snapshot, rows")
 DATABASES = {"MariaDB": "shop", "PostgreSQL": "public"}
 """The databases, and what tables' names are preceded by in topics."""
 PADDING = {"MariaDB": 412, "PostgreSQL": 413}
@@ -88,16 +88,17 @@ def _publish(database: str, name: str, table: str, turn: int) -> Published:
     from airflow_kafka_spark.formats import Json, Raw, String
     from airflow_kafka_spark.operators import SourceToKafkaOperator
     from airflow_kafka_spark.sinks import KafkaSink
-    from airflow_kafka_spark.sources import JdbcSource, MySqlCdcSource, PostgresCdcSource
+    from airflow_kafka_spark.sources import ExtractNewRecordState, JdbcSource, MySqlCdcSource, PostgresCdcSource
     from tests.support.runs import context
 
     is_postgres, options = database == "PostgreSQL", dict[str, Any]()
-    if name == "snapshot":
+    if name.startswith("snapshot"):
+        form: dict[str, Any] = {"snapshot": "only", "unwrap": ExtractNewRecordState() if name.endswith("rows") else None}
         events = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
         log: Any = (
-            PostgresCdcSource("shop", "orders", f"slot_{turn}", "log", tables=[table], snapshot="only")
+            PostgresCdcSource("shop", "orders", f"slot_{'rows_' if form['unwrap'] else ''}{turn}", "log", tables=[table], **form)
             if is_postgres
-            else MySqlCdcSource("mariadb", topic_prefix="log", tables=[f"shop.{table}"], snapshot="only")
+            else MySqlCdcSource("mariadb", topic_prefix="log", tables=[f"shop.{table}"], **form)
         )
         options = {"source": log, "sink": events}
     else:
