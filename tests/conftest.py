@@ -37,7 +37,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from tests.support import distribution
+from tests.support import crashes, distribution
 from tests.support.cpu import CpuMeter
 from tests.support.progress import LongTests
 from tests.support.registry import EmbeddedRegistry
@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(meter)
         meter.start()
 
+    crashes.keep_crashes()
     if not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(LongTests())
 
@@ -188,12 +189,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"failed once: {report.nodeid}", sep="_")
         terminalreporter.line(str(report.longrepr))
+    for worker, text in crashes.read_crashes().items():
+        terminalreporter.section(f"crashed: {worker}", sep="_")
+        terminalreporter.line(text)
 
 
 def pytest_unconfigure() -> None:
     # pytest and Python look for garbage once more, in all that the tests have left: two seconds of each process.
     gc.freeze()
     shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        shutil.rmtree(os.environ[crashes.DIRECTORY], ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

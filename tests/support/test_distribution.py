@@ -1,4 +1,4 @@
-"""A run of pytest in which a test process dies."""
+"""A run of pytest in which a test process crashes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 CONFTEST = """
-from tests.support import distribution
+import pytest
+
+from tests.support import crashes, distribution
 
 for name in ("SERVER_TESTS", "LONG", "TOGETHER", "TWO_ENGINES", "WITH_REGISTRY", "OTHER_ZONE", "WITHOUT_BROKER", "WAITING"):
     setattr(distribution, name, ())
@@ -16,6 +18,16 @@ for name in ("SERVER_TESTS", "LONG", "TOGETHER", "TWO_ENGINES", "WITH_REGISTRY",
 
 def pytest_xdist_make_scheduler(config, log):
     return distribution.Together(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure():
+    crashes.keep_crashes()
+
+
+def pytest_terminal_summary(terminalreporter):
+    for worker, text in crashes.read_crashes().items():
+        terminalreporter.line(f"{worker}: {text}")
 """
 
 TESTS = """
@@ -31,11 +43,11 @@ def test_number(number):
     with Path("ran").open("a") as ran:
         print(number, file=ran)
     if number == 17:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
 """
 
 
-def test_after_the_death_of_a_test_process_the_others_run_every_test_once(tmp_path):
+def test_after_the_crash_of_a_test_process_the_others_run_every_test_once_and_the_thread_is_named(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one_dies.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {Path(__file__).parents[2]}\n")
@@ -47,4 +59,5 @@ def test_after_the_death_of_a_test_process_the_others_run_every_test_once(tmp_pa
     )  # fmt: skip
     assert "39 passed" in run.stdout and "1 failed" in run.stdout, run.stdout + run.stderr
     assert "crashed while running" in run.stdout and "test_number[17]" in run.stdout
+    assert "Fatal Python error: Segmentation fault" in run.stdout and "in test_number" in run.stdout
     assert sorted(map(int, (tmp_path / "ran").read_text().split())) == list(range(40))
