@@ -316,10 +316,15 @@ class Report:
             extra.append(f"latency {self.latency.p50:,.1f} s (p95 {self.latency.p95:,.1f} s)")
         seconds = self.timings.get("total", 0.0)
         return (
-            f"Window {self.window}: {self.records_read:,} records read, {self.records_written:,} rows written"
+            f"Window {self.window}: {_count(self.records_read, 'record')} read, {_count(self.records_written, 'row')} written"
             f"{''.join(', ' + e for e in extra)}, {format_size(self.bytes)} in {seconds:.1f} s ({self.rate:,.0f} records/s); "
             f"{describe_landed(self.published) if self._is_published else describe_ranges(self.window.ranges)}"
         )
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 record`` or ``2,000 records``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_size(count: int | None) -> str:

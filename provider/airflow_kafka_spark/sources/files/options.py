@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -11,6 +11,7 @@ from airflow_kafka_spark.errors import Problem, SchemaInvalid, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.base import find_text_encoding_problems
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
+from airflow_kafka_spark.sources.files.partitions import PartitionColumns, is_partition_type
 from airflow_kafka_spark.sources.files.store import open_store
 
 OnChange = Literal["fail", "read", "ignore"]
@@ -51,7 +52,8 @@ _KNOWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
 _RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("pathglobfilter",), "Use `glob`"),
     **dict.fromkeys(("recursivefilelookup",), "Use `recursive`"),
-    **dict.fromkeys(("path", "paths", "basepath", "modifiedbefore", "modifiedafter"), "The source decides which files are read"),
+    **dict.fromkeys(("path", "paths", "modifiedbefore", "modifiedafter"), "The source decides which files are read"),
+    "basepath": "`path` is the base; name the columns that directories give in `partition_columns`",
     **dict.fromkeys(("ignorecorruptfiles", "ignoremissingfiles"), "Files that cannot be read are an error: rows would be lost"),
     **dict.fromkeys(("inferschema", "samplingratio"), "Types would depend on what a window's files hold: give `schema`"),
     "mergeschema": "Give `schema`: all files are then read with it",
@@ -71,6 +73,7 @@ class FilesSourceOptions:
     glob: str = "*"
     recursive: bool = False
     schema: str | None = None
+    partition_columns: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     split_bytes: int = 64 << 20
     max_files: int | None = None
@@ -87,6 +90,11 @@ class FilesSourceOptions:
             return open_store(self.path, None).uri if "{{" not in str(self.path) else self.path
         except ValueError:
             return str(self.path)
+
+    @property
+    def partitions(self) -> PartitionColumns:
+        """The columns that directories give."""
+        return PartitionColumns(self.partition_columns or "")
 
     @property
     def normalized_options(self) -> dict[str, str]:
@@ -106,6 +114,9 @@ class FilesSourceOptions:
             defaults["mode"] = "FAILFAST"
         if self.format == "csv" and given.get("header", "").lower() == "true":
             defaults["enforceschema"] = "false"
+        if self.format == "csv":
+            # Spark's default keeps all quotes of a value in which one is not escaped.
+            defaults["unescapedquotehandling"] = "RAISE_ERROR"
         return {**defaults, **given}
 
     # --- validation ---
@@ -121,6 +132,7 @@ class FilesSourceOptions:
             found.append(Problem("source.schema", str(error)))
         else:
             found += self._find_schema_problems(columns) if is_known else ()
+        found += self._find_partition_problems([column.name for column in columns])
         if is_known:
             return [*found, *self._find_reader_option_problems(columns)]
         return [*found, *([Unchecked("source.options", "source.format")] if self.options else [])]
@@ -177,6 +189,32 @@ class FilesSourceOptions:
                 )
             if self.format == "csv" and isinstance(column.type, (Array, Map, Struct)):
                 yield Problem("source.schema", f"`{column.name}` is {column.type}, which csv cannot hold", "Read it as string")
+
+    def _find_partition_problems(self, names: Sequence[str]) -> Iterator[Problem]:
+        """Yield the problems of `partition_columns`.
+
+        :param names: the columns of `schema`.
+        """
+        if self.partition_columns is None:
+            return
+        where = "source.partition_columns"
+        try:
+            columns = self.partitions.columns
+        except SchemaInvalid as error:
+            yield Problem(where, str(error))
+            return
+        if not columns:
+            yield Problem(where, "it names no column", "Leave it out")
+        if columns and not self.recursive:
+            yield Problem(where, "directories below `path` are not read", "Set `recursive=True`")
+        in_files = {name.lower() for name in (*names, *(("value",) if self.format == "text" else ()))}
+        for column in columns:
+            if not is_partition_type(column.type):
+                found = f"`{column.name}` is {column.type}; expected string, an integer, boolean or date"
+                yield Problem(where, found, "Use string")
+            if column.name.lower() in in_files:
+                found = f"`{column.name}` is a column of the files, too"
+                yield Problem(where, found, "Leave it out of `schema`, or of `partition_columns`")
 
     def _find_reader_option_problems(self, columns: tuple[Column, ...]) -> Iterator[Problem]:
         known = {name.lower(): name for name in _KNOWN_OPTIONS[self.format]}

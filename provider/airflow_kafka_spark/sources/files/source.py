@@ -15,16 +15,17 @@ import logging
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, Kind, is_utf8, make_spark_column
-from airflow_kafka_spark.formats.types import parse_ddl
+from airflow_kafka_spark.formats.types import DataType, Decimal, parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, SplitReader
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
+from airflow_kafka_spark.sources.files.partitions import NULL_PARTITION, PartitionColumns
 from airflow_kafka_spark.sources.files.store import (
     REPLACE_DAMAGED,
     FileStore,
@@ -43,6 +44,7 @@ from airflow_kafka_spark.sources.files.windows import (
     is_splittable,
     list_selected_files,
     make_spark_settings,
+    require_partition_directories,
     sort_like_spark,
     split_files,
 )
@@ -50,10 +52,15 @@ from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql import types as spark_types
 
 
 _BYTES = "ISO-8859-1"
+_MALFORMED_JSON = "Malformed record of JSON"
+_MOST_DIGITS = 38
+_RECORD, _FILE = "__kafka_record", "__kafka_file"
+_OPTIONS_OF_LINES = ("mode", "columnnameofcorruptrecord", "multiline", "linesep", "encoding", "charset")
+"""Options of Spark's reader of JSON that are no options of ``from_json``, or are applied here."""
 _REPLACEMENT = "\ufffd"
 _METADATA = "_metadata"
 
@@ -77,8 +84,16 @@ class FileEncoding:
         return self.options.get("encoding") or self.options.get("charset") or "UTF-8"
 
     @property
+    def reader_format(self) -> str:
+        """The format with which Spark reads the files."""
+        return "text" if self._is_parsed_from_text else self.format
+
+    @property
     def reader_options(self) -> dict[str, str]:
         """The options with which Spark reads the files."""
+        if self._is_parsed_from_text:
+            separator = {"linesep": self.options["linesep"]} if "linesep" in self.options else {}
+            return {**separator, "wholetext": self.options.get("multiline", "false")}
         if not self._is_read_as_bytes:
             return dict(self.options)
         return {**{name: value for name, value in self.options.items() if name != "charset"}, "encoding": _BYTES}
@@ -97,37 +112,101 @@ class FileEncoding:
         )
 
     @property
+    def _is_parsed_from_text(self) -> bool:
+        """True for JSON in UTF-8. Spark's reader of JSON ignores what follows the first value of a line, or of a whole file."""
+        return self.format == "json" and is_utf8(self.name)
+
+    @property
     def _is_replaced(self) -> bool:
         """True if the reader replaces bytes that are no text by U+FFFD."""
         return self.format == "csv" and not self._is_read_as_bytes
 
-    def check_texts(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with their texts, and with the column :data:`~airflow_kafka_spark.formats.base.ERROR` if a text of
+    @property
+    def reader_schema(self) -> str | None:
+        """The columns with which Spark reads the files, as DDL: decimals with more digits, of which none is rounded away unseen.
+
+        None if the files have their own.
+        """
+        if self.schema is None:
+            return None
+        return ", ".join(str(replace(column, type=self._widen(column.type))) for column in parse_ddl(self.schema))
+
+    def _widen(self, kind: DataType) -> DataType:
+        """Return the type with which a column is read."""
+        if self.format in ("json", "csv") and isinstance(kind, Decimal):
+            return Decimal(_MOST_DIGITS, kind.scale + _MOST_DIGITS - kind.precision)
+        return kind
+
+    def make_rows(self, frame: DataFrame, added: Mapping[str, Column]) -> DataFrame:
+        """Return the rows with their texts, and with the column :data:`~airflow_kafka_spark.formats.base.ERROR` if a value of
         theirs may be bad.
 
-        :param frame: as Spark's reader made it, with :attr:`reader_options`.
+        :param frame: as Spark's reader made it, with :attr:`reader_format`, :attr:`reader_options` and :attr:`reader_schema`.
+        :param added: further columns, made of those of ``frame``.
         """
         from pyspark.sql import functions as F
 
-        columns = {field.name: self._restore(make_spark_column(field.name), field.dataType) for field in frame.schema.fields}
-        found = []
-        for field in frame.schema.fields:
-            wrong = self._find_bad(columns[field.name], field.dataType)
-            if wrong is not None:
-                found.append(F.when(wrong, F.lit(f"column `{field.name}`")))
-        rows = [column.alias(name) for name, column in columns.items()]
-        if not found:
-            return frame.select(*rows)
         file = F.lit("")
         if _METADATA not in frame.columns:
             file = F.concat(F.lit(" of file `"), F.col(f"{_METADATA}.file_name"), F.lit("`"))
-        found_bytes = f"the reader found bytes that are not {self.name}, or U+FFFD" if self._is_replaced else f"not {self.name}"
-        advice = "" if self.format in ("parquet", "orc") else ". `encoding` in the source's `options` names another encoding"
+        if self._is_parsed_from_text:
+            records = F.explode(self._parse_json(F.col("value"), file)).alias(_RECORD)
+            given = [column.alias(name) for name, column in added.items()]
+            frame = frame.select(records, file.alias(_FILE), *given).select(f"{_RECORD}.*", _FILE, *map(make_spark_column, added))
+            file, added = F.col(_FILE), {name: make_spark_column(name) for name in added}
+        types = {field.name: field.dataType for field in frame.schema.fields if field.name not in (_FILE, *added)}
+        columns = {name: self._restore(make_spark_column(name), kind) for name, kind in types.items()}
+        found = []
+        for name, kind in types.items():
+            wrong = self._find_bad(columns[name], kind)
+            if wrong is not None:
+                found.append(F.when(wrong, F.concat(F.lit(f"column `{name}`"), file, F.lit(f": {self._describe_bytes()}"))))
+        for column in parse_ddl(self.schema) if self.schema else ():
+            if (wide := self._widen(column.type)) != column.type:
+                exact = columns[column.name]
+                columns[column.name] = _try_cast(exact, str(column.type))
+                lost = ~columns[column.name].cast(str(wide)).eqNullSafe(exact)
+                shown = F.regexp_replace(exact.cast("string"), "0+$", "")
+                said = (F.lit(f"column `{column.name}`"), file, F.lit(": found "), shown, F.lit(f", expected {column.type}"))
+                found.append(F.when(lost, F.concat(*said)))
+        rows = [column.alias(name) for name, column in {**columns, **added}.items()]
+        if not found:
+            return frame.select(*rows)
         # Null unless a column is named.
-        reason = F.concat(F.lit(UNREADABLE), F.coalesce(*found), file, F.lit(f": {found_bytes}{advice}"))
-        return frame.select(*rows, reason.alias(ERROR))
+        return frame.select(*rows, F.concat(F.lit(UNREADABLE), F.coalesce(*found)).alias(ERROR))
 
-    def _restore(self, column: Column, kind: DataType) -> Column:
+    def _describe_bytes(self) -> str:
+        found = f"the reader found bytes that are not {self.name}, or U+FFFD" if self._is_replaced else f"not {self.name}"
+        advice = "" if self.format in ("parquet", "orc") else ". `encoding` in the source's `options` names another encoding"
+        return f"{found}{advice}"
+
+    def _parse_json(self, text: Column, file: Column) -> Column:
+        """Return the records of a line, or of a whole file, as an array of structs.
+
+        The text is parsed as a list, so that anything but a comma between two values is malformed.
+        """
+        from pyspark.sql import functions as F
+
+        assert self.schema is not None
+        options = {name: value for name, value in self.options.items() if name not in _OPTIONS_OF_LINES}
+        options["mode"] = "PERMISSIVE"  # NULL for a malformed text
+        if self.options.get("multiline", "").lower() == "true":
+            text = F.regexp_replace(text, "^\ufeff", "")  # Spark's reader of lines removes it
+        record = f"struct<{self.reader_schema}>"
+        in_list = F.concat(F.lit("["), text, F.lit("\n]"))
+        records = F.when(text.rlike(r"^\s*\["), F.flatten(F.from_json(in_list, f"array<array<{record}>>", options))).otherwise(
+            F.from_json(in_list, f"array<{record}>", options)
+        )
+        shown = F.substring(text, 1, _SHOWN)
+        malformed = F.raise_error(F.concat(F.lit(_MALFORMED_JSON), file, F.lit(": "), shown))
+        if self.options.get("mode", "").upper() == "PERMISSIVE":
+            corrupt = self.options.get("columnnameofcorruptrecord", "_corrupt_record")
+            fields = [(column.name, str(self._widen(column.type))) for column in parse_ddl(self.schema)]
+            values = [(text if name == corrupt else F.lit(None)).cast(kind).alias(name) for name, kind in fields]
+            malformed = F.array(F.struct(*values))
+        return F.coalesce(F.when(~_is_not_utf8(text), records), malformed)
+
+    def _restore(self, column: Column, kind: spark_types.DataType) -> Column:
         """Return a column of the reader with the texts and bytes of the file."""
         from pyspark.sql import functions as F
 
@@ -138,7 +217,7 @@ class FileEncoding:
             return F.decode(column.cast("binary"), _BYTES)
         return column
 
-    def _find_bad(self, column: Column, kind: DataType) -> Column | None:
+    def _find_bad(self, column: Column, kind: spark_types.DataType) -> Column | None:
         """Return the condition for values with a bad text; None if there can be none."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import ArrayType, MapType, StructType
@@ -157,7 +236,7 @@ class FileEncoding:
         found = [part for part in parts if part is not None]
         return reduce(or_, found) if found else None
 
-    def _find_bad_items(self, column: Column, kind: DataType) -> Column | None:
+    def _find_bad_items(self, column: Column, kind: spark_types.DataType) -> Column | None:
         """Return the condition for arrays of items of a type of which one has a bad text; None if there can be none."""
         from pyspark.sql import functions as F
 
@@ -176,12 +255,22 @@ class FileEncoding:
 
         if self._is_replaced and kind in ("string", "binary"):
             return F.coalesce(column.cast("string").contains(_REPLACEMENT), F.lit(False))
-        if kind != "string" or self.format == "json":
-            return None
-        if hasattr(F, "is_valid_utf8"):
-            return F.coalesce(~F.is_valid_utf8(column), F.lit(False))
-        # Spark 3.5 replaces what it cannot decode.
-        return F.coalesce(F.decode(column.cast("binary"), "UTF-8") != column, F.lit(False))
+        return None if kind != "string" or self.format == "json" else _is_not_utf8(column)
+
+
+def _is_not_utf8(text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    if hasattr(F, "is_valid_utf8"):
+        return F.coalesce(~F.is_valid_utf8(text), F.lit(False))
+    # Spark 3.5 replaces what it cannot decode.
+    return F.coalesce(F.decode(text.cast("binary"), "UTF-8") != text, F.lit(False))
+
+
+def _try_cast(column: Column, kind: str) -> Column:
+    """Return a column as another type; NULL where that cannot hold the value."""
+    # Spark 3.5 has no such method, and returns NULL unless `spark.sql.ansi.enabled` is set.
+    return column.try_cast(kind) if hasattr(column, "try_cast") else column.cast(kind)
 
 
 _PARTITION_FILE = re.compile(r"path: (\S+), range: (\d+)-(\d+), partition values")
@@ -192,7 +281,10 @@ _OTHER_COUNT = re.compile(
     r"Number of column in CSV header is not equal to number of fields in the schema:\s*(Header length[^\n]*)"
 )
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
+_JSON = re.compile(rf"{_MALFORMED_JSON} of file `([^`]*)`: ([^\n]*)")
+_UNESCAPED_QUOTE = "Unescaped quote character"
 _SHOWN = 300
+_CORRECT_RECORDS = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
 
 
 def read_frame(
@@ -212,7 +304,11 @@ def read_frame(
         if spark.conf.get(name, None) != value:
             spark.conf.set(name, value)
     schema = ", ".join(map(str, parse_ddl(options.schema))) if options.schema is not None else None
-    return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes).read_frame(spark, decoded)
+    partitions = options.partitions
+    require_partition_directories(options, (part.file.name for split in decoded for part in split))
+    return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes, partitions).read_frame(
+        spark, decoded
+    )
 
 
 def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
@@ -223,6 +319,8 @@ def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.csv.parser.columnPruning.enabled": "false",
+        "spark.sql.json.enablePartialResults": "false",
+        "spark.sql.optimizer.enableJsonExpressionOptimization": "false",  # it would prune columns
         # Spark 4 takes seven encodings only, without windows-1252.
         "spark.sql.legacy.javaCharsets": "true",
         "spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text",
@@ -270,6 +368,7 @@ class SparkFileReader:
     :param schema: DDL; None for the types in the files.
     :param options: of the reader, with names in lower case.
     :param split_bytes: the split size with which the splits were frozen.
+    :param partitions: the columns that directories give.
     """
 
     store: FileStore
@@ -277,6 +376,7 @@ class SparkFileReader:
     schema: str | None
     options: Mapping[str, str]
     split_bytes: int
+    partitions: PartitionColumns
 
     def read_frame(self, spark: SparkSession, splits: Sequence[FileSplit]) -> DataFrame:
         """Return a DataFrame with exactly one partition per split, in this order.
@@ -288,7 +388,7 @@ class SparkFileReader:
             # These are all splits of a window: with the settings, Spark splits the files in this way.
             frame = self._load(spark, files)
             self._require_same_splits(frame, splits)
-            return self._encoding.check_texts(frame)
+            return self._make_rows(frame, files)
         frames = [self._read_split(spark, split) for split in splits]
         return reduce(lambda left, right: left.union(right), frames)
 
@@ -304,9 +404,10 @@ class SparkFileReader:
         # In the order that split_files() takes them: Spark keeps it among slices of one length.
         names = [file.name for file in sort_like_spark(files)]
         options = {**self._encoding.reader_options, **self.store.make_hadoop_options(names)}
-        reader = spark.read.format(self.format).options(**options)
-        if self.schema:
-            reader = reader.schema(self.schema)
+        encoding = self._encoding
+        reader = spark.read.format(encoding.reader_format).options(**options)
+        if encoding.reader_schema and encoding.reader_format == self.format:
+            reader = reader.schema(encoding.reader_schema)
         try:
             return reader.load([escape_path(f"{self.store.root}/{name}") for name in names])
         except Exception as error:
@@ -318,13 +419,34 @@ class SparkFileReader:
         """Return one split alone. A slice of a file is found by reading the whole file: Spark's readers take no range."""
         frames = []
         if whole := [part.file for part in split if part.is_whole]:
-            frames.append(self._encoding.check_texts(self._load(spark, whole)))
+            frames.append(self._make_rows(self._load(spark, whole), whole))
         for part in split:
             if not part.is_whole:
                 frame = self._load(spark, [part.file])
                 there = frame.where(frame["_metadata.file_block_start"] == part.start)
-                frames.append(self._encoding.check_texts(there))
+                frames.append(self._make_rows(there, [part.file]))
         return reduce(lambda left, right: left.union(right), frames).coalesce(1)
+
+    def _make_rows(self, frame: DataFrame, files: Sequence[ListedFile]) -> DataFrame:
+        """Return the rows of files, with the columns that their directories give."""
+        return self._encoding.make_rows(frame, self._make_partition_columns(files))
+
+    def _make_partition_columns(self, files: Sequence[ListedFile]) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        def decode(text: Column) -> Column:
+            return F.url_decode(F.regexp_replace(text, r"\+", "%2B"))
+
+        made = {}
+        for column, names in zip(
+            self.partitions.columns, self.partitions.list_spellings(file.name for file in files), strict=True
+        ):
+            # Spark encodes the paths of files once more. The last directory of the name counts: others are above the source's.
+            spelled = "|".join(rf"\Q{name}\E" for name in sorted(names))
+            written = F.regexp_extract(decode(F.col(f"{_METADATA}.file_path")), rf"(?s)^.*/(?:{spelled})=([^/]*)/", 1)
+            value = decode(F.regexp_replace(written, "%(?![0-9A-Fa-f]{2})", "%25"))
+            made[column.name] = F.when(written != NULL_PARTITION, value).cast(str(column.type))
+        return made
 
     def _require_same_splits(self, frame: DataFrame, splits: Sequence[FileSplit]) -> None:
         """Check how Spark has split the files. A server behind Spark Connect cannot be asked.
@@ -366,6 +488,9 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
     text = str(error)
     failed = _FAILED_READ.search(text)
     if failed is None:
+        if json := _JSON.search(text):
+            detail = f"`{urllib.parse.unquote(json[1])}` cannot be read: {_MALFORMED_JSON}: {json[2][:_SHOWN]}"
+            return SourceRejected(source, detail, _CORRECT_RECORDS)
         if "[PATH_NOT_FOUND]" in text:
             return SourceRejected(
                 source,
@@ -381,7 +506,12 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
         action = "Correct the file, `schema`, or the option `delimiter`"
     elif malformed := _MALFORMED.search(text):
         detail = malformed[1][:_SHOWN]
-        action = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
+        action = _CORRECT_RECORDS
+    elif _UNESCAPED_QUOTE in text:
+        detail = "a quoted value holds a quote that is not escaped"
+        action = (
+            "Set the option `escape` to '\"' if quotes are doubled, as in RFC 4180, and `multiLine` if values hold line feeds"
+        )
     elif kind == "FILE_NOT_EXIST":
         detail, action = "it is gone", "Put it back, or give the operator a new `pipeline=` name"
     else:
@@ -503,14 +633,17 @@ class FilesSource(FilesSourceOptions, RowSource):
 
     def find_columns(self) -> tuple[str, ...] | None:
         """Return the columns of ``schema``, else those in the newest file's footer; None if there is no file yet."""
+        given = tuple(column.name for column in self.partitions.columns)
         if self.format == "text":
-            return ("value",)
+            return ("value", *given)
         if self.schema is not None:
-            return tuple(column.name for column in parse_ddl(self.schema))
+            return (*(column.name for column in parse_ddl(self.schema)), *given)
         try:
             files = list_selected_files(self, self._store)
             newest = max((f for f in files if f.size), key=lambda f: f.key, default=None)
-            return tuple(name for name, _ in read_footers(self._store, self.format, [newest])[0].columns) if newest else None
+            if newest is None:
+                return None
+            return (*(name for name, _ in read_footers(self._store, self.format, [newest])[0].columns), *given)
         except KafkaSparkError as error:
             log.info("The columns of %s are not known yet: %s", self.uri, error)
             return None
@@ -545,8 +678,17 @@ class FilesSource(FilesSourceOptions, RowSource):
 
         decoded = tuple(decode_split(split) for split in splits)
         require_unchanged(store, {part.file.name: part.file for split in decoded for part in split})
-        found = _find_task_columns(store, decoded[0][0].file, columns)
-        return found if isinstance(found, str) else ParquetSplitReader(self.uri, store.directory, found, decoded)
+        require_partition_directories(self, (part.file.name for split in decoded for part in split))
+        given = dict(self.partitions.kinds)
+        in_files = None if columns is None else [name for name in columns if name not in given]
+        if in_files == []:
+            return "no column of its files is needed"
+        found = _find_task_columns(store, decoded[0][0].file, in_files)
+        if isinstance(found, str):
+            return found
+        kinds = {**dict(found), **given}
+        wanted = tuple((name, kinds[name]) for name in columns or kinds)
+        return ParquetSplitReader(self.uri, store.directory, wanted, decoded, self.partitions)
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits. See :meth:`RowSource.read_frame`.

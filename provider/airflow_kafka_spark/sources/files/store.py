@@ -439,6 +439,40 @@ class FileFooter:
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
+_UNCHECKED_CODECS = (".lz4", ".snappy")
+_BZIP2 = b"BZh"
+
+
+def require_readable_compression(store: FileStore, files: Sequence[ListedFile]) -> None:
+    """Check that Hadoop would notice damage of the compressed texts: it takes files that are not bzip2 for empty ones.
+
+    :raises SourceRejected: it would not.
+    :raises SourceUnavailable: a file is gone, or cannot be opened.
+    """
+    for file in files:
+        if file.name.lower().endswith(_UNCHECKED_CODECS):
+            suffix = os.path.splitext(file.name)[1]
+            raise SourceRejected(
+                store.uri,
+                f"Spark reads compressed files such as `{file.name}` ({suffix}) in Hadoop's own form only, and takes any other "
+                "form, and the place where a file was cut off, for the end of the rows",
+                "Compress such files with gzip or bzip2",
+            )
+    packed = [file for file in files if file.name.lower().endswith(".bz2")]
+    for file, start in zip(packed, store.map_files(lambda file: _read_start(store, file), packed), strict=True):
+        if not start.startswith(_BZIP2):
+            detail = f"`{file.name}` is not a bzip2 file, and Spark would read no row of it"
+            raise SourceRejected(store.uri, detail, "Give it a name without `.bz2`, or replace the damaged file by a whole one")
+
+
+def _read_start(store: FileStore, file: ListedFile) -> bytes:
+    try:
+        with store.open(file.name) as opened:
+            return opened.read(len(_BZIP2))
+    except Exception as error:  # an object store's client has errors of its own
+        raise SourceUnavailable(store.uri, f"reading {file.name}", f"{type(error).__name__}: {error}") from error
+
+
 def read_footers(store: FileStore, format: str, files: Sequence[ListedFile]) -> list[FileFooter]:
     """Return the footers of the files.
 
@@ -521,6 +555,13 @@ def require_readable_columns(
     :raises SourceRejected: it cannot.
     """
     for file, footer in zip(files, found, strict=True):
+        if not footer.columns:
+            raise SourceRejected(source, f"`{file.name}` has no columns", "Remove it, or leave it out by `glob`")
+        names = [name for name, _ in footer.columns]
+        if len(set(map(str.lower, names))) < len(names):
+            alike = next(n for at, n in enumerate(names) if n.lower() in map(str.lower, names[:at]))
+            what = f"Spark cannot read `{file.name}`, whose column `{alike}` has the name of another one, apart from case"
+            raise SourceRejected(source, what, "Let its writer give each column a name of its own")
         for name, kind in footer.unreadable:
             if wanted is None or name in wanted:
                 what = f"Spark cannot read column `{name}` of `{file.name}`, which is {kind}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import re
 import struct
 import time
@@ -28,15 +29,20 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
+from airflow_kafka_spark.sources.files.partitions import list_partition_directories
 from airflow_kafka_spark.sources.files.store import (
+    FileFooter,
     FileSelection,
     FileStore,
     ListedFile,
     join_names,
     read_footers,
     require_readable_columns,
+    require_readable_compression,
     require_same_columns,
 )
+
+log = logging.getLogger(__name__)
 
 FORGET_ABOVE = 10_000
 """Number of files above which the oldest are forgotten: 213 KB of a ledger record."""
@@ -242,7 +248,7 @@ def _round_to_seconds(file: ListedFile) -> int:
 
 SPLITTABLE = ("parquet", "orc")
 _UNSPLITTABLE_CODECS = (".gz", ".deflate", ".snappy", ".lz4", ".zst")
-"""Suffixes of compressed text that Hadoop can read from its beginning only. (``.bz2`` files can be split.)"""
+"""Suffixes, in any case, of compressed text that Hadoop can read from its beginning only. (``.bz2`` files can be split.)"""
 _GLOB_CHARACTERS = re.compile(r"[{}\[\]*?\\]")
 _MAX_FILES_OF_SPLIT = 64
 """Maximum number of files in a split: the cost of opening a file counts as one split divided by this number."""
@@ -273,7 +279,7 @@ def is_splittable(name: str, format: str, options: Mapping[str, str]) -> bool:
     if format in SPLITTABLE:
         return True
     whole = {"json": "multiline", "csv": "multiline", "text": "wholetext"}[format]
-    return options.get(whole, "").lower() != "true" and not name.endswith(_UNSPLITTABLE_CODECS)
+    return options.get(whole, "").lower() != "true" and not name.lower().endswith(_UNSPLITTABLE_CODECS)
 
 
 def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Collection[str] = ()) -> tuple[FileSplit, ...]:
@@ -392,6 +398,22 @@ def list_selected_files(options: FilesSourceOptions, store: FileStore) -> list[L
     return files
 
 
+def require_partition_directories(options: FilesSourceOptions, names: Iterable[str]) -> None:
+    """Check that the directories of files give the partition columns.
+
+    :param names: of the files.
+    :raises SourceRejected: they do not.
+    """
+    if options.partition_columns is None:
+        return
+    for name in names:
+        try:
+            options.partitions.parse(name)
+        except ValueError as error:
+            advice = "Correct `partition_columns`, or read the files of each layout by a pipeline of its own, with another `path`"
+            raise SourceRejected(options.uri, f"`{name}`: {error}", advice) from error
+
+
 def _list_selected(options: FilesSourceOptions, store: FileStore, selection: FileSelection) -> list[ListedFile]:
     try:
         return list(store.list_files(selection))
@@ -423,6 +445,10 @@ class WindowPlanner:
         taken, splits = self._take(listing.new)
         if not taken:
             return FrozenWindow((), self._make_position(replace(seen, below=listing.below), reselected))
+        self._warn_of_directories(taken)
+        require_partition_directories(self.options, [file.name for file in taken])
+        if self.options.format not in FORMATS_WITH_FOOTER:
+            require_readable_compression(self.store, taken)
         rows = self._count_rows(taken)
         lateness = self.options.allowed_lateness
         try:
@@ -520,6 +546,14 @@ class WindowPlanner:
                 "Correct the clock that has set it, and give the file a new modification time (`touch`); or leave `min_age` out",
             )
 
+    def _warn_of_directories(self, files: Sequence[ListedFile]) -> None:
+        if self.options.partition_columns is None and (
+            named := next((file.name for file in files if list_partition_directories(file.name)), None)
+        ):
+            log.warning(
+                "%s: directories such as that of `%s` give no columns: `partition_columns` is not set", self.options.uri, named
+            )
+
     def _take(self, new: Sequence[ListedFile]) -> tuple[tuple[ListedFile, ...], tuple[dict[str, Any], ...]]:
         """Return as many of the new files, from the oldest, as fit into a window; and their splits."""
         most, size = 0, 0
@@ -557,8 +591,21 @@ class WindowPlanner:
         if self.options.format not in FORMATS_WITH_FOOTER:
             return None
         found = read_footers(self.store, self.options.format, files)
+        self._refuse_partition_columns_in_files(files, found)
         named = None if self.options.schema is None else {column.name for column in parse_ddl(self.options.schema)}
         require_readable_columns(self.options.uri, files, found, named)
         if named is None:
             require_same_columns(self.options.uri, files, found)
         return sum(footer.rows for footer in found)
+
+    def _refuse_partition_columns_in_files(self, files: Sequence[ListedFile], found: Sequence[FileFooter]) -> None:
+        if self.options.schema is not None:
+            return  # and `schema` has none of them
+        given = {column.name.lower() for column in self.options.partitions.columns}
+        for file, footer in zip(files, found, strict=True):
+            if twice := next((name for name, _ in footer.columns if name.lower() in given), None):
+                raise self._make_rejection(
+                    f"`{file.name}` has the column `{twice}`, which its directory gives, too",
+                    "Leave it out of `partition_columns` to read the file's column; or give `schema` without it, to read the "
+                    "directory's",
+                )

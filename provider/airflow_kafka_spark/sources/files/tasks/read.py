@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable, SparkR
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
 from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.files.partitions import PartitionColumns, PartitionValue
 from airflow_kafka_spark.sources.files.store import MOST_DIGITS, REPLACE_DAMAGED, ListedFile
 from airflow_kafka_spark.sources.files.windows import FileSlice, FileSplit
 from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
@@ -58,9 +59,6 @@ def find_column_kinds(file: pq.ParquetFile, names: Sequence[str] | None) -> tupl
     known = file.metadata.metadata or {}
     if any(name in known for name in _LEGACY) or known.get(_SPARK_VERSION, b"3").split(b".")[0] in (b"1", b"2"):
         return "its files have dates of an old calendar"
-    all_names = file.schema_arrow.names
-    if len({name.lower() for name in all_names}) < len(all_names):
-        return "names of its columns differ by case only"
     found: dict[str, Kind] = {}
     for column in map(file.schema.column, range(len(file.schema))):
         if names is not None and column.path.partition(".")[0] not in names:
@@ -98,12 +96,14 @@ class ParquetSplitReader(SplitReader):
     :param directory: the directory of the files.
     :param columns: names and kinds of the columns.
     :param splits: the splits.
+    :param partitions: the columns that directories give; default none.
     """
 
     source: str
     directory: str
     columns: tuple[tuple[str, Kind], ...]
     splits: tuple[FileSplit, ...]
+    partitions: PartitionColumns = PartitionColumns()
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split.
@@ -112,16 +112,19 @@ class ParquetSplitReader(SplitReader):
         :raises SourceRejected: a file is gone, has changed or is damaged.
         :raises SourceUnavailable: a file cannot be opened.
         """
-        names = [name for name, _ in self.columns]
+        given = dict(self.partitions.kinds)
+        wanted = tuple(column for column in self.columns if column[0] not in given)
+        names = [name for name, _ in wanted]
         for part in self.splits[split]:
+            values = dict(zip(given, self.partitions.parse(part.file.name), strict=True)) if given else {}
             with self._open(part) as file:
-                if (kinds := find_column_kinds(file, names)) != self.columns:
+                if (kinds := find_column_kinds(file, names)) != wanted:
                     reason = kinds if isinstance(kinds, str) else "its columns have other types than those of other files"
                     raise SparkReadRequired(self.source, f"`{part.file.name}`: {reason}")
                 groups = [at for at in range(file.num_row_groups) if _is_within(file.metadata.row_group(at), part)]
                 # One thread: Spark runs one task on each core.
                 for batch in file.iter_batches(BATCH_ROWS, groups, columns=names, use_threads=False) if groups else ():
-                    yield self._convert(batch, part.file.name)
+                    yield self._convert(batch, part.file.name, values)
 
     @contextmanager
     def _open(self, part: FileSlice) -> Iterator[pq.ParquetFile]:
@@ -142,15 +145,19 @@ class ParquetSplitReader(SplitReader):
             detail = " ".join(str(error).split())
             raise SourceRejected(self.source, f"`{name}` cannot be read: {detail}", REPLACE_DAMAGED) from error
 
-    def _convert(self, batch: pa.RecordBatch, file: str) -> pa.RecordBatch:
+    def _convert(self, batch: pa.RecordBatch, file: str, values: Mapping[str, PartitionValue]) -> pa.RecordBatch:
         """Return the columns as their kinds have them.
 
+        :param values: of the columns that directories give.
         :raises SparkReadRequired: a text is not UTF-8, or a date is in the old calendar.
         """
         arrays = []
-        for (name, kind), column in zip(self.columns, batch.columns, strict=True):
+        for name, kind in self.columns:
+            if name in values:
+                arrays.append(pa.repeat(pa.scalar(values[name], _TYPES[kind]), batch.num_rows))
+                continue
             try:
-                column = _convert_column(column, kind)
+                column = _convert_column(batch.column(name), kind)
             except pa.ArrowInvalid as error:
                 raise SparkReadRequired(self.source, f"column `{name}` of `{file}`: {error}") from None
             if kind in ("date", "zoned", "local") and _is_old(column, kind):
