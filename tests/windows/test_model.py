@@ -75,6 +75,7 @@ def test_a_report_adds_up_what_the_tasks_report():
     assert report.to_dict()["ranges"][0] == {"topic": "t", "partition": 0, "start": 5, "end": 9, "records": 5}
     assert report.rate == 2.5
     assert "5 records read" in report.line and "3 offsets lost" in report.line
+    assert "1 record read" in replace(report, records_read=1).line
 
 
 def test_many_ranges_are_summed_up_for_the_log():

@@ -116,7 +116,7 @@ def quote_with_backticks(name: str) -> str:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else quote_with_backticks(name)
+    return name if name.isascii() and _PLAIN_NAME.fullmatch(name) else quote_with_backticks(name)
 
 
 def _format_nullability(column: Column) -> str:

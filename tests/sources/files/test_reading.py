@@ -124,7 +124,7 @@ def test_compressed_text_is_not_cut(spark, path):
     import gzip
 
     lines = "".join(json.dumps({"id": n}) + "\n" for n in range(3000)).encode()
-    (path / "a.json.gz").write_bytes(gzip.compress(lines, compresslevel=0))
+    (path / "a.json.GZ").write_bytes(gzip.compress(lines, compresslevel=0))
     source = FilesSource(str(path), format="json", schema="id bigint", split_bytes=4096)
     [split] = source.freeze(None).splits
     assert flat(ids_of(read(spark, source, [split]))) == list(range(3000))
@@ -276,13 +276,18 @@ def test_files_of_several_schemas_are_read_with_the_schema_given(spark, path):
 
 
 BAD = {
-    "json-type": ("json", '{"id": 1}\n{"id": "x"}\n', {}, "Malformed records"),
-    "json-encoding": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {}, "Malformed records"),
-    "json-encoding-given": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {"encoding": "UTF-8"}, "Malformed records"),
-    "json-torn": ("json", '{"id": 1}\n{"id": ', {}, "Malformed records"),
+    "json-type": ("json", '{"id": 1}\n{"id": "x"}\n', {}, "Malformed record of JSON"),
+    "json-encoding": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {}, "Malformed record of JSON"),
+    "json-encoding-given": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {"encoding": "UTF-8"}, "Malformed record of JSON"),
+    "json-torn": ("json", '{"id": 1}\n{"id": ', {}, 'Malformed record of JSON: {"id": . Correct'),
+    "json-second": ("json", '{"id": 1} {"id": 2}\n', {}, 'Malformed record of JSON: {"id": 1} {"id": 2}'),
+    "json-rest": ("json", '{"id": 1}\n{"id": 2},\n', {}, 'Malformed record of JSON: {"id": 2},'),
+    "json-null": ("json", '[{"id": 1}, null]\n', {}, 'Malformed record of JSON: [{"id": 1}, null]. Correct'),
+    "json-lines": ("json", '{"id": 1}\n{"id": 2}\n', {"multiLine": True}, "Malformed record of JSON"),
     "csv-type": ("csv", "1,a\nx,b\n", {}, "Malformed records"),
     "csv-short": ("csv", "1,a\n2\n", {}, "Malformed records"),
     "csv-long": ("csv", "1,a\n2,b,c\n", {}, "Malformed records"),
+    "csv-quote": ("csv", '1,"a ""b"" c"\n', {}, "a quoted value holds a quote that is not escaped. Set the option `escape`"),
     "csv-header": ("csv", "name,id\na,1\n", {"header": True}, "header is not the schema's"),
     "csv-columns": ("csv", "id;name\n1;a\n", {"header": True}, "another number of columns than the schema: Header length: 1"),
 }
@@ -307,16 +312,35 @@ def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind
     # Also when only another column is needed.
     with applied(spark, source.settings):
         frame = source.read_frame(spark, source.freeze(None).splits)
-        with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        with pytest.raises(Exception, match="FAILED_READ_FILE|Malformed record"):
             frame.select("id" if kind == "json-torn" else "name").collect()
 
 
 def test_malformed_records_are_kept_where_the_schema_has_a_column_for_them(spark, path):
-    (path / "a").write_text('{"id": 1}\n{"id": \n')
+    (path / "a").write_text('{"id": 1}\n{"id": \n{"id": 2}{"id": 3}\n\n[{"id": 4}, {"id": 5}]\n')
     source = FilesSource(str(path), format="json", schema="id bigint, _corrupt_record string", options={"mode": "PERMISSIVE"})
     assert source.validate() == []
     [found] = read(spark, source, source.freeze(None).splits)
-    assert [(row["id"], row["_corrupt_record"]) for row in found] == [(1, None), (None, '{"id": ')]
+    kept = [(1, None), (None, '{"id": '), (None, '{"id": 2}{"id": 3}'), (4, None), (5, None)]
+    assert [(row["id"], row["_corrupt_record"]) for row in found] == kept
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_a_number_that_a_decimal_cannot_hold_makes_the_row_bad_and_none_is_rounded(spark, path, format):
+    numbers = ["1.239", "-1.2", "12345678.900", "0.0000000001"]
+    lines = {
+        "json": [f'{{"n": {number}, "größe": {{"n": 1.5}}}}' for number in numbers],
+        "csv": [f"{number},1" for number in numbers],
+    }
+    (path / "a x").write_text("\n".join(lines[format]))
+    schema = "n decimal(10,2), `größe` struct<n: decimal(3,1)>" if format == "json" else "n decimal(10,2), s int"
+    source = FilesSource(str(path), format=format, schema=schema)
+    with applied(spark, source.settings):
+        frame = source.read_frame(spark, source.freeze(None).splits)
+        rows = frame.collect()
+    assert [None if row[ERROR] else row["n"] for row in rows] == [None, Decimal("-1.20"), Decimal("12345678.90"), None]
+    assert re.fullmatch("cannot be read: column `n` of file `a(%20| )x`: found 1.239, expected decimal\\(10,2\\)", rows[0][ERROR])
+    assert frame.schema["n"].dataType.simpleString() == "decimal(10,2)"
 
 
 TEXTS: dict[str, tuple[dict[str, Any], bytes, list[str | bytes | None]]] = {

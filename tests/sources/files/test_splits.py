@@ -63,6 +63,7 @@ def test_an_etag_travels_in_the_plan():
         ("a.json", "json", {}, True),
         ("a.json.gz", "json", {}, False),
         ("a.json.zst", "json", {}, False),
+        ("a.JSON.GZ", "json", {}, False),
         ("a.json.bz2", "json", {}, True),
         ("a.json", "json", {"multiline": "true"}, False),
         ("a.csv", "csv", {"multiline": "false"}, True),

@@ -127,12 +127,42 @@ def test_columns_that_only_spark_reads_are_named_if_they_are_needed(path, values
     assert [batch.to_pylist() for batch in needed.read(0)] == [[{"id": 1}]]
 
 
-def test_legacy_calendars_and_names_by_case_or_with_dots_are_read_by_spark(path):
+def test_directories_give_columns_to_tasks_and_to_spark(spark, path):
+    directories = ["day=2026-11-01/re%20gion=a%2Fb+c%25/n=07", "day=0999-01-31/re gion=\u00fc%C3%A9 100%/n=-3"]
+    directories += ["day=%s/re gion=%s/n=%s" % (("__HIVE_DEFAULT_PARTITION__",) * 3), "day=2026-11-02/sub/re gion=/n=1"]
+    above = path / "n=9"
+    for at, directory in enumerate(directories):
+        for format in ("parquet", "json", "text"):
+            (above / format / directory).mkdir(parents=True)
+        pq.write_table(pa.table({"id": [at]}), above / "parquet" / directory / "a")
+        (above / "json" / directory / "a").write_text(f'{{"id": {at}}}\n')
+        (above / "text" / directory / "a").write_text(f"{at}\n")
+    options = {"recursive": True, "partition_columns": "day date, `re gion` string, n int"}
+    found = []
+    for format, given in (("parquet", {}), ("json", {"schema": "id bigint"}), ("text", {})):
+        source = FilesSource(str(above / format), format, **options, **given)
+        assert source.validate() == []
+        splits = source.freeze(None).splits
+        columns = ("n", "day", "re gion", "value" if format == "text" else "id")
+        assert set(source.find_columns() or ()) == set(columns)
+        sink = KafkaSink("t", key="id" if format != "text" else "value", value=Json(), value_columns=columns)
+        found.append(read_by_spark(spark, source, splits, sink))
+        if format == "parquet":
+            assert read_by_tasks(source, splits, sink) == found[0]
+    records = sorted((int(key or b""), json.loads(value or b"")) for split in found[0] for key, value in split)
+    assert [tuple(value.values())[:3] for _, value in records] == [
+        (7, "2026-11-01", "a/b+c%"), (-3, "0999-01-31", "\u00fc\u00e9 100%"), (None, None, None), (1, "2026-11-02", ""),
+    ]  # fmt: skip
+    assert [sorted(split) for split in found[1]] == [sorted(split) for split in found[0]]
+    texts = sorted(json.loads(value or b"")["value"] for split in found[2] for _, value in split)
+    assert texts == ["0", "1", "2", "3"]
+
+
+def test_legacy_calendars_and_names_with_dots_are_read_by_spark(path):
     found = []
     for name, table in (
         ("legacy", pa.table({"x": [1]}).replace_schema_metadata({"org.apache.spark.legacyDateTime": ""})),
         ("spark2", pa.table({"x": [1]}).replace_schema_metadata({"org.apache.spark.version": "2.4.8"})),
-        ("case", pa.table({"x": [1], "X": [1]})),
         ("dot", pa.table({"x.y": [1]})),
     ):
         (path / name).mkdir()
@@ -140,7 +170,7 @@ def test_legacy_calendars_and_names_by_case_or_with_dots_are_read_by_spark(path)
         source = FilesSource(str(path / name))
         found.append(source.make_reader(source.freeze(None).splits, None))
     old = "its files have dates of an old calendar"
-    assert found == [old, old, "names of its columns differ by case only", "column `x.y` is INT64"]
+    assert found == [old, old, "column `x.y` is INT64"]
 
 
 def test_options_schemas_other_formats_and_stores_are_read_by_spark(path):

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import pickle
+import re
 import time
 import uuid
 from dataclasses import replace
@@ -329,6 +330,60 @@ def test_columns_that_spark_cannot_read_are_named_before_a_window_is_planned(pat
     assert FilesSource(str(path)).freeze(None).rows == 1
 
 
+def test_files_that_spark_would_take_for_empty_or_fail_at_are_refused(path):
+    for name, table, said in (
+        ("none", pa.table({}), "`none` has no columns"),
+        (
+            "case",
+            pa.table({"x": [1], "X": [1]}),
+            "cannot read `case`, whose column `X` has the name of another one, apart from case",
+        ),
+    ):
+        pa.parquet.write_table(table, path / name)
+        with pytest.raises(SourceRejected, match=said):
+            FilesSource(str(path), glob=name).freeze(None)
+    for name, said in (
+        ("a.bz2", "`a.bz2` is not a bzip2 file"),
+        ("a.LZ4", "such as `a.LZ4`"),
+        ("a.snappy", "such as `a.snappy`"),
+    ):
+        put(path, name, '{"id": 1}')
+        with pytest.raises(SourceRejected, match=said):
+            FilesSource(str(path), "json", glob=name, schema="id int").freeze(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("day=2026-11-01/a", "its directories are day=, and `partition_columns` expect day=/n="),
+        ("n=1/day=2026-11-01/a", "its directories are n=/day=, and"),
+        ("a", "its directories are none of the form `column=value`"),
+        ("Day=2026-11-01/n=1/a", "its directories are Day=/n=, and"),
+        ("day=2026-02-30/n=1/a", "day is out of range"),
+        ("day=2026-11-01/n=128/a", "its directory `n=128` has no tinyint"),
+        ("day=2026-11-01/n=1.0/a", "its directory `n=1.0` has no tinyint"),
+        ("day=2026-11-01/n=%FF/a", "can't decode byte 0xff"),
+    ],
+)
+def test_files_in_directories_of_other_columns_are_refused_and_named(path, name, said):
+    put(path, "day=2026-11-01/n=1/good")
+    source = text(path, recursive=True, partition_columns="day date, n tinyint")
+    window = source.freeze(None)
+    put(path, name)
+    with pytest.raises(SourceRejected, match=re.escape(f"`{name}`: ") + ".*" + re.escape(said)):
+        source.freeze(window.position)
+
+
+def test_directories_that_give_no_columns_are_logged_and_columns_that_are_in_the_files_too_are_refused(path, caplog):
+    (path / "x=1").mkdir()
+    pa.parquet.write_table(pa.table({"X": [1]}), path / "x=1" / "a")
+    with caplog.at_level("WARNING"):
+        assert FilesSource(str(path), recursive=True).freeze(None).rows == 1
+    assert "that of `x=1/a` give no columns: `partition_columns` is not set" in caplog.text
+    with pytest.raises(SourceRejected, match="`x=1/a` has the column `X`, which its directory gives, too"):
+        FilesSource(str(path), recursive=True, partition_columns="x int").freeze(None)
+
+
 def test_files_of_different_schemas_are_refused_and_the_difference_is_shown(path):
     parquet(path, "a.parquet", pa.table({"id": [1], "name": ["a"]}), 1000)
     parquet(path, "b.parquet", pa.table({"id": [1], "name": ["a"]}), 1001)
@@ -415,6 +470,13 @@ def test_everything_is_found_at_once(path):
         ({"format": "parquet", "options": {"header": True}}, ["Spark's parquet reader has no option `header`"]),
         ({"format": "csv", "schema": "a int", "options": {"header": "yes"}}, ["expected true or false"]),
         ({"format": "csv", "schema": "a int", "options": {"header": 1, "HEADER": 1}}, ["given twice", "expected true"]),
+        ({"schema": ["a int"]}, ["source.schema: it is ['a int']; expected columns as Spark DDL"]),
+        ({"partition_columns": ["day"]}, ["source.partition_columns: it is ['day']; expected columns as Spark DDL"]),
+        ({"partition_columns": "day date"}, ["Set `recursive=True`"]),
+        ({"partition_columns": "day datum", "recursive": True}, ["source.partition_columns: The schema has"]),
+        ({"partition_columns": "day timestamp", "recursive": True}, ["`day` is timestamp; expected string, an integer"]),
+        ({"partition_columns": "Value int", "recursive": True, "format": "text"}, ["`Value` is a column of the files, too"]),
+        ({"format": "text", "options": {"basePath": "/"}}, ["name the columns that directories give in `partition_columns`"]),
         ({"conn_id": "aws"}, ["needs no connection"]),
         ({"path": "in"}, ["`in` is not an absolute path"]),
         ({"path": "s3a:bucket"}, ["neither an absolute path nor a URI"]),

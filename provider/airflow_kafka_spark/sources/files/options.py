@@ -128,6 +128,8 @@ class FilesSourceOptions:
         is_known = self.format in FORMATS
         try:
             columns = parse_ddl(self.schema) if self.schema is not None else ()
+        except TypeError:
+            found.append(Problem("source.schema", f"it is {self.schema!r}; expected columns as Spark DDL, such as `id bigint`"))
         except SchemaInvalid as error:
             found.append(Problem("source.schema", str(error)))
         else:
@@ -198,6 +200,9 @@ class FilesSourceOptions:
         if self.partition_columns is None:
             return
         where = "source.partition_columns"
+        if not isinstance(self.partition_columns, str):
+            yield Problem(where, f"it is {self.partition_columns!r}; expected columns as Spark DDL, such as `day date`")
+            return
         try:
             columns = self.partitions.columns
         except SchemaInvalid as error:

@@ -150,7 +150,7 @@ class FileEncoding:
         if _METADATA not in frame.columns:
             file = F.concat(F.lit(" of file `"), F.col(f"{_METADATA}.file_name"), F.lit("`"))
         if self._is_parsed_from_text:
-            records = F.explode(self._parse_json(F.col("value"), file)).alias(_RECORD)
+            records = F.explode(self._parse_json(F.col("value"), F.col(f"{_METADATA}.file_path"))).alias(_RECORD)
             given = [column.alias(name) for name, column in added.items()]
             frame = frame.select(records, file.alias(_FILE), *given).select(f"{_RECORD}.*", _FILE, *map(make_spark_column, added))
             file, added = F.col(_FILE), {name: make_spark_column(name) for name in added}
@@ -180,10 +180,12 @@ class FileEncoding:
         advice = "" if self.format in ("parquet", "orc") else ". `encoding` in the source's `options` names another encoding"
         return f"{found}{advice}"
 
-    def _parse_json(self, text: Column, file: Column) -> Column:
+    def _parse_json(self, text: Column, path: Column) -> Column:
         """Return the records of a line, or of a whole file, as an array of structs.
 
         The text is parsed as a list, so that anything but a comma between two values is malformed.
+
+        :param path: of the file, as Spark encodes it.
         """
         from pyspark.sql import functions as F
 
@@ -198,13 +200,15 @@ class FileEncoding:
             F.from_json(in_list, f"array<{record}>", options)
         )
         shown = F.substring(text, 1, _SHOWN)
-        malformed = F.raise_error(F.concat(F.lit(_MALFORMED_JSON), file, F.lit(": "), shown))
+        malformed: Column = F.raise_error(F.concat(F.lit(f"{_MALFORMED_JSON} of file `"), path, F.lit("`: "), shown))
         if self.options.get("mode", "").upper() == "PERMISSIVE":
             corrupt = self.options.get("columnnameofcorruptrecord", "_corrupt_record")
             fields = [(column.name, str(self._widen(column.type))) for column in parse_ddl(self.schema)]
             values = [(text if name == corrupt else F.lit(None)).cast(kind).alias(name) for name, kind in fields]
-            malformed = F.array(F.struct(*values))
-        return F.coalesce(F.when(~_is_not_utf8(text), records), malformed)
+            malformed = F.struct(*values)
+        no_record = F.array(F.lit(None).cast(record))
+        found = F.coalesce(F.when(~_is_not_utf8(text), records), no_record)
+        return F.transform(found, lambda each: F.coalesce(each, malformed))
 
     def _restore(self, column: Column, kind: spark_types.DataType) -> Column:
         """Return a column of the reader with the texts and bytes of the file."""
@@ -281,7 +285,7 @@ _OTHER_COUNT = re.compile(
     r"Number of column in CSV header is not equal to number of fields in the schema:\s*(Header length[^\n]*)"
 )
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
-_JSON = re.compile(rf"{_MALFORMED_JSON} of file `([^`]*)`: ([^\n]*)")
+_JSON = re.compile(rf"{_MALFORMED_JSON} of file `([^`]*)`: ([^\n]*?)(?: SQLSTATE: \w+)?$", re.M)
 _UNESCAPED_QUOTE = "Unescaped quote character"
 _SHOWN = 300
 _CORRECT_RECORDS = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
@@ -545,42 +549,52 @@ class FilesSource(FilesSourceOptions, RowSource):
 
     Spark's readers read the files, except Parquet files that tasks can read as Spark does: see :meth:`make_reader`.
 
-    Guarantee: every file is in exactly one window, and the window's splits give the same rows at every attempt, *as long as the
-    directory keeps to three rules*:
+    Guarantee: each file is in exactly one window, and each attempt at the window reads the same rows. The directory has to keep
+    three rules:
 
-    1. A file is complete when it is listed, and is never written to again. Objects of an object store are; on a file system let
-       the writer rename the file into the directory (Spark, and :class:`~airflow_kafka_spark.sinks.FilesSink`, do), give it
-       a name that begins with ``_`` or ``.`` until then, or set ``min_age``.
-    2. A file's name is not used again. A file that was read, and now has another size, modification time or etag, is detected
-       when the next window is frozen (see ``on_change``). A file that is changed or removed between freezing and reading is
-       detected before it is read, and fails the window.
-    3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its own modification time.
+    1. A file is complete when it is listed, and is never written to again. An object of an object store always is. On a file
+       system, let the writer rename the complete file into the directory, as Spark and
+       :class:`~airflow_kafka_spark.sinks.FilesSink` do. Or give the file a name that begins with ``_`` or ``.`` until then. Or
+       set ``min_age``.
+    2. A file's name is not used again. If a file that was read has another size, modification time or etag, the next window is
+       refused (see ``on_change``). If a file of a window changes or disappears before it is read, the window fails.
+    3. In a directory of more than 10 000 files, each file is listed within ``allowed_lateness`` after its modification time.
 
-    Up to 10 000 files nothing depends on clocks: each file is remembered by name, size, modification time and etag, and may
-    arrive with any modification time. Above that number the oldest files are forgotten, and a file that is not newer than the
-    newest forgotten file counts as read. So the directory may grow without limit, while the ledger record has at most 320 KB. A
-    file that is put into such a directory with its old modification time (``cp -p``, ``rsync -t``, ``mv``), later than rule 3
-    allows, is not read. The next window detects it, and fails the task, if the directory has more files of that age than before;
-    it detects nothing if as many files were removed meanwhile. A difference between the clocks of the store and of the worker
-    reduces the lateness. A file that was read, is missing for a while (a subdirectory whose share is not mounted) and comes back
-    is recognized: always as long as no more than 1 000 files are remembered, beyond that for 7 days, and beyond 10 000 within
-    the lateness only.
+    Up to 10 000 files are remembered, by name, size, modification time and etag. A new one may have any modification time, and no
+    clock is compared. Above that number, the oldest files are forgotten: a file that is not newer than the newest forgotten file
+    counts as read. The directory may therefore grow without limit, while the ledger record has at most 320 KB.
 
-    Windows take files in the order of modification time and name. Within a window no order is kept between splits. Empty files
-    are ignored until they have content. Hidden files (``_*`` without ``=``, ``.*``) are always ignored, in all directories. With
-    ``recursive``, directories named ``column=value`` are listed, but give no column. Links to directories are not followed.
+    ``cp -p``, ``rsync -t`` and ``mv`` keep the modification time of a file. In such a large directory, a file that comes later
+    than rule 3 allows is not read. The next window detects it and fails the task, if the directory has more files of that age
+    than before. It is not detected if as many files were removed meanwhile. If the clocks of the store and of the worker differ,
+    the allowed lateness is shorter by the difference.
 
-    Parquet and ORC files, and text that can be read from its middle (not compressed, or bzip2), are cut into pieces of
-    ``split_bytes``; small files are packed together, at most 64. Spark computes the splits. Before anything is read, they
-    are compared with the frozen ones. This is not possible with Spark Connect, whose server has to split as Spark 4.0 does.
+    A file that was read may be missing for a while, for instance if the share of a subdirectory is not mounted. When it comes
+    back, it is not read again. Up to 1 000 remembered files, this holds for any time. Up to 10 000, it holds for 7 days, and
+    above that number for the allowed lateness.
 
-    A malformed record of JSON or CSV fails the window (``FAILFAST``); so does a CSV header that does not name the columns of
-    ``schema`` in their order, and a damaged file. JSON fields that ``schema`` does not name are left out.
+    Windows take files in the order of modification time and name. Within a window, no order is kept between splits. Empty files
+    are ignored until they have content. Hidden files and directories (``_*`` without ``=``, ``.*``) are always ignored. Links to
+    directories are not followed.
 
-    A row with a text that is not in the files' encoding is a bad row: it fails its split, or becomes a dead letter
-    (``errors_tolerance``). The encoding is UTF-8, or that of the option ``encoding``. For CSV with another encoding, with
-    ``multiLine`` or ``locale``, and with options or a header beyond ASCII, Spark's reader puts U+FFFD in place of such bytes. A
-    row with U+FFFD is then bad, also if the file holds that character itself. A line of JSON with such bytes is malformed.
+    With ``recursive``, files in directories named ``column=value`` (the layout of Hive and Spark) are read, too. The directories
+    give columns if ``partition_columns`` names them. Each file of a window then has to lie in directories of exactly these
+    columns, in this order; directories of another form may lie between them.
+
+    Parquet and ORC files are cut into pieces of ``split_bytes``, and so are texts that are not compressed, or with bzip2. Small
+    files are packed together, at most 64. Spark computes the splits. Before anything is read, they are compared with the frozen
+    ones. This is not possible with Spark Connect, whose server has to split as Spark 4.0 does.
+
+    A malformed record of JSON or CSV fails the window (``FAILFAST``). So does a second value on a line of JSON, a CSV header that
+    does not name the columns of ``schema`` in their order, a quote within a quoted value that is not escaped, and a damaged file.
+    JSON fields that ``schema`` does not name are left out.
+
+    A row with a text that is not in the files' encoding is a bad row, and so is a row of JSON or CSV with a number that a decimal
+    of ``schema`` cannot hold exactly. A bad row fails its split, or becomes a dead letter (``errors_tolerance``).
+
+    The encoding is UTF-8, or that of the option ``encoding``. For CSV with another encoding, with ``multiLine`` or ``locale``,
+    and with options or a header beyond ASCII, Spark's reader puts U+FFFD in place of bytes that are not in the encoding. A row
+    with U+FFFD is then bad, also if the file holds that character itself. A line of JSON with such bytes is malformed.
 
     :param path: an absolute path or ``file://`` URI of a directory that the worker and Spark both have mounted; or a URI of an
         object store, as ``s3a://bucket/prefix`` (``s3``, ``gs``, ``abfs``, ``hdfs``...), which the worker lists by the Airflow
@@ -592,6 +606,10 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param recursive: True to read files in directories below, too; default False.
     :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read with
         the types they hold, which have to be equal in all files of a window, unless ``schema`` is given. Default None.
+    :param partition_columns: names and types of the columns that directories such as ``day=2026-11-01`` give, as Spark DDL in the
+        order of the directories: ``day date, region string``. Types: string, boolean, date and integers. They follow the columns
+        of the files. Needs ``recursive``. Escapes such as ``%20`` are decoded, and ``__HIVE_DEFAULT_PARTITION__`` is NULL.
+        Default None: directories give no columns.
     :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``; default none.
     :param split_bytes: size of a split in bytes, and so of a Spark task and a Kafka transaction; default 64 MiB. A file that
         cannot be divided may be larger.
