@@ -153,7 +153,7 @@ def test_each_window_has_the_new_objects_once(spark, bucket, format):
 
 
 def make(path: str, **options: Any) -> SourceToKafkaOperator:
-    source = FilesSource(path, glob="*.parquet", recursive=True, conn_id="lake", split_bytes=2000)
+    source = FilesSource(path, glob="*.parquet", recursive=True, conn_id="lake", split_bytes=2000, partition_columns="day int")
     return SourceToKafkaOperator(task_id="task", source=source, **with_sink(options, key="id"))
 
 
@@ -174,7 +174,8 @@ def test_windows_become_records_once_and_no_credential_is_left_anywhere(kafka, s
     ids = [w * 10_000 + n for w in (1, 2) for n in range(400)]
     there = committed_records(kafka.connection_extra(), topic)
     events_there = [json.loads(value) for *_, value in there]
-    assert same_multiset(((n, f"näme {n}") for n in ids), ((e["id"], e["name"]) for e in events_there)) == 800
+    expected = ((n, f"näme {n}", n // 10_000) for n in ids)
+    assert same_multiset(expected, ((e["id"], e["name"], e["day"]) for e in events_there)) == 800
     source = make(**options).source
     with applied(spark, source.settings):
         plan = source.read_frame(spark, source.freeze(None).splits)._jdf.queryExecution().toString()

@@ -156,6 +156,9 @@ def test_directories_give_columns_to_tasks_and_to_spark(spark, path):
     assert [sorted(split) for split in found[1]] == [sorted(split) for split in found[0]]
     texts = sorted(json.loads(value or b"")["value"] for split in found[2] for _, value in split)
     assert texts == ["0", "1", "2", "3"]
+    unread = FilesSource(str(above / "text"), "text", recursive=True)
+    found.append(read_by_spark(spark, unread, unread.freeze(None).splits, KafkaSink("t", value=Json())))
+    assert sorted(value for split in found[3] for _, value in split) == [b'{"value":"%d"}' % n for n in range(4)]
 
 
 def test_legacy_calendars_and_names_with_dots_are_read_by_spark(path):

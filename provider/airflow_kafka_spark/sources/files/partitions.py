@@ -61,7 +61,7 @@ class PartitionColumns:
     def list_spellings(self, files: Iterable[str]) -> list[set[str]]:
         """Return, for each column, the forms of its name in the paths of files; characters may be escaped there."""
         spellings: list[set[str]] = [set() for _ in self.columns]
-        for directory in {file.rpartition("/")[0] for file in files}:
+        for directory in {file.rpartition("/")[0] for file in files} if self.columns else ():
             for found, (name, _) in zip(spellings, list_partition_directories(f"{directory}/"), strict=True):
                 found.add(name)
         return spellings
