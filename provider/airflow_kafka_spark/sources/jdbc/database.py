@@ -94,6 +94,7 @@ class Relation:
     :param keys: the columns of the primary key, and of each unique index that takes no NULL.
     :param indexes: the columns of each index that holds all rows in order.
     :param writers: the server's ids of the tables whose locks its writers hold.
+    :param has_children: True if other tables inherit from it, whose rows its keys and indexes do not hold.
     :param is_foreign: True if another server holds its rows, or those of one of its partitions.
     :param table_id: the server's id of the table, which a table that is created again does not have; 0 if the server has none.
     """
@@ -106,6 +107,7 @@ class Relation:
     writers: tuple[int, ...] = ()
     table_id: int = 0
     is_foreign: bool = False
+    has_children: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:

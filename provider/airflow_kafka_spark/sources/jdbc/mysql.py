@@ -178,7 +178,7 @@ class MySqlServer:
                 autocommit=True,
                 ssl=context,
                 ssl_disabled=context is None,
-                init_command=f"SET {TIME_ZONE}",
+                init_command=f"SET {SETTINGS}",
             )
         except RuntimeError as error:  # PyMySQL imports the packages of some kinds of login when it needs them
             found = f"the login of its user needs a package that is missing on {socket.gethostname()}: {error}"
@@ -189,7 +189,12 @@ class MySqlServer:
         return made
 
 
-TIME_ZONE = "time_zone = '+00:00'"
+SETTINGS = (
+    "time_zone = '+00:00', sql_select_limit = 18446744073709551615 "
+    "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
+)
+"""The settings of all sessions, whatever server and user set: a limit of rows would cut each split. MariaDB skips the last comment,
+and MySQL the one before it."""
 SEND_SECONDS = 600
 """Seconds for which a reader may take no rows before the server ends its session, for example while Kafka's brokers are slow."""
 
@@ -482,8 +487,9 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
         code = get_error_code(error)
         message = " ".join(str(error.args[-1] if error.args else error).split())
         detail = message.replace(self.server.password, "***") if self.server.password else message
-        # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.
-        passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024)
+        # Errors of the client itself, and those that pass: too many connections (of all users, of this one, in an hour), shutdown,
+        # lock wait, deadlock, killed, time-out.
+        passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1203, 1205, 1213, 1226, 1317, 1927, 1969, 3024)
         return describe_driver_message(detail), not passing
 
     def get_shown_cause(self, error: Exception) -> BaseException | None:
@@ -500,7 +506,7 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
 
     def make_jdbc_properties(self) -> dict[str, str]:
         properties = {
-            "sessionVariables": f"{TIME_ZONE}, net_write_timeout = {SEND_SECONDS}",
+            "initSql": f"SET {SETTINGS}, net_write_timeout = {SEND_SECONDS}",
             "sslMode": self.server.tls,
             "connectTimeout": str(self.server.connect_timeout * 1000),
             "serverSslCert": self.server.ca,

@@ -228,7 +228,9 @@ class PostgresSession(DatabaseSession):
         found = self.fetch_rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
-        return Relation(str(name), str(name), self._read_columns(attributes, usage), keys, indexes, writers, oid, is_foreign)
+        columns = self._read_columns(attributes, usage)
+        has_children = kind == "r" and len(tree) > 1
+        return Relation(str(name), str(name), columns, keys, indexes, writers, oid, is_foreign, has_children)
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
@@ -376,11 +378,16 @@ SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n O
 WHERE (n.nspname, c.relname) IN ({names})
 """
 
+# A constraint that is NOT VALID (PostgreSQL 18) leaves rows with NULL in the table, and outer joins of a view make NULL of a domain
+# that takes none.
 _ATTRIBUTES = """
-SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
+SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+    a.attnotnull AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint n
+        WHERE n.conrelid = a.attrelid AND n.contype = 'n' AND NOT n.convalidated AND a.attnum = ANY (n.conkey))
+    OR t.typnotnull AND r.relkind NOT IN ('v', 'm'), a.attndims,
     has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
     (SELECT c.collname::text FROM pg_catalog.pg_collation c WHERE c.oid = a.attcollation AND a.attcollation <> 100)
-FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid JOIN pg_catalog.pg_class r ON r.oid = a.attrelid
 WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 

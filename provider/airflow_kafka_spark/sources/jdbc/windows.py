@@ -305,7 +305,11 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             ((nulls,),) = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
         end = _find_end(options, order, relation, start, now)
         if cursor:
+            _refuse_last_value(options, order, relation, end)
             start = _check_identity(order, relation, start, found_rows=end is not None)
+        else:
+            warn_of_new_table(relation, start.table_id)
+            start = replace(start, table_id=relation.table_id)
         if end is None:
             splits = (_make_null_split(start),) if nulls else ()
             position = _make_position(options, relation, start, start.after, complete=True)
@@ -387,6 +391,31 @@ def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relati
     if reason:
         action = "Its new rows would never be read: give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, reason, action)
+
+
+def _refuse_last_value(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, end: SplitKey | None) -> None:
+    """Refuse an incrementing cursor that is at a value after which none comes.
+
+    :raises SourceRejected: the window's last row has such a value.
+    """
+    column = order.columns[0]
+    if options.effective_mode != "incrementing" or end is None or not (column.clock or column.ordered_as == "number"):
+        return
+    if end[0].lower() in ("nan", "infinity"):
+        found = f"`{column.name}` of a row is {end[0]}; rows that are inserted later would come before it, and never be read"
+        raise SourceRejected(relation.name, found, "Correct the row, or leave it out with `query=`")
+
+
+def warn_of_new_table(relation: Relation, table_id: int) -> None:
+    """Log a warning if a pass or an open window continues with another table of the same name.
+
+    :param table_id: the id of the table with which it began; 0 if unknown.
+    """
+    if table_id and relation.table_id not in (0, table_id):
+        log.warning(
+            "%s: the table was created again (its id was %s and is %s) since rows of it were read. The rest is read from the new one",
+            relation.name, table_id, relation.table_id,
+        )  # fmt: skip
 
 
 def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *, found_rows: bool) -> WindowStart:
@@ -475,7 +504,7 @@ def _split_window(
     most = options.split_records * (MAX_SPLITS - bool(nulls))
     limit = min(most, options.max_records or most)
     ranges = _RangeQueries(order, relation, start, end)
-    unique = any(set(key) <= set(start.order) for key in relation.keys)
+    unique = not relation.has_children and any(set(key) <= set(start.order) for key in relation.keys)
     find_bounds = ranges.number_rows
     if unique and ranges.indexed:
         order.session.prefer_indexes()
@@ -511,7 +540,7 @@ class _RangeQueries:
     def indexed(self) -> bool:
         """Return True if an index gives the rows in this order without sorting."""
         columns = self.start.order
-        return any(index[: len(columns)] == columns for index in self.relation.indexes)
+        return not self.relation.has_children and any(index[: len(columns)] == columns for index in self.relation.indexes)
 
     def step_along_index(self, size: int, limit: int) -> Iterator[tuple[int, SplitKey]]:
         """Yield every ``size``-th row, and the number of rows up to it, by one step along an index for each.
@@ -536,7 +565,7 @@ class _RangeQueries:
         numbered = f"SELECT {self.order.sql}, row_number() OVER (ORDER BY {self.order.sql}) AS __row FROM ({rows}) AS __rows"
         found = self.order.session.fetch_rows(
             f"SELECT __row, {self.order.texts} FROM ({numbered}) AS __numbered "
-            f"WHERE __row % {size} = 0 OR __row = {limit} ORDER BY __row"
+            f"WHERE MOD(__row, {size}) = 0 OR __row = {limit} ORDER BY __row"
         )
         for row, *values in found:
             yield row, tuple(values)
@@ -575,6 +604,7 @@ def _make_splits_between(
 
 def _make_split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
     cut_by = {"order": list(start.order), "ordered_as": list(start.ordered_as)}
+    cut_by |= {"table_id": start.table_id} if start.table_id else {}
     return {**cut_by, "to": list(to), **({"after": list(after)} if after is not None else {})}
 
 
@@ -669,6 +699,7 @@ def make_split_selects(
         tables = [_select_from(session, names[split["pages"][0]], columns, ["ctid", "xmin"]) for split in splits]
         return list(zip(tables, map(pages.make_split_condition, splits), strict=True))
     order = _find_common_order(relation, splits)
+    warn_of_new_table(relation, next((split["table_id"] for split in splits if "table_id" in split), 0))
     select = select_statement(session, relation, columns, order)
     return [(select, condition) for condition in make_split_conditions(session, relation, order, splits)]
 
