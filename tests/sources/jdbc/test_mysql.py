@@ -90,6 +90,7 @@ def shop(server: EmbeddedMariaDB) -> Iterator[Shop]:
 
 
 quote = MySqlDialect().quote
+TIME_LIMIT = "@@max_execution_time" if is_mysql() else "@@max_statement_time"
 
 TEXT = st.text(st.sampled_from("aAbB'\"\\%_ éßÄ"), max_size=4)
 MOMENT = st.datetimes(datetime(1000, 1, 1), datetime(9999, 12, 30))
@@ -216,6 +217,7 @@ TYPES: Types = [
     ("char(4)", "string", [("ab", "ab")]),
     ("varchar(20)", "string", [("é𝄞'\"\\", "é𝄞'\"\\"), ("", "")]),
     ("varchar(20) CHARACTER SET latin1", "string", [("éß", "éß")]),
+    ("varchar(20) CHARACTER SET cp1250", "string", [("ž?", "ž?"), ("", "")]),
     ("longtext", "string", [("x" * 70000, "x" * 70000)]),
     ("json", "string", [('{"a": [1, "é"]}',) * 2]),
     ("enum('a','it''s')", "string", [("it's", "it's")]),
@@ -260,14 +262,20 @@ def test_every_type_survives_by_value(shop: Shop, spark: JdbcSpark) -> None:
         check_types(spark.read(source, source.freeze(None).splits), TYPES)
 
 
-def test_a_day_that_is_none_is_refused(shop: Shop, spark: JdbcSpark) -> None:
-    for kind, value in (("date", "0000-00-00"), ("datetime", "0000-00-00 00:00:00"), ("date", "2026-02-00")):
+def test_a_day_that_is_none_and_a_character_that_unicode_does_not_have_are_refused(shop: Shop, spark: JdbcSpark) -> None:
+    day, text = "an invalid date, such as 0000-00-00", "a character of cp1250 that Unicode does not have"
+    for kind, value, found in (
+        ("date", "0000-00-00", day),
+        ("datetime", "0000-00-00 00:00:00", day),
+        ("date", "2026-02-00", day),
+        ("varchar(9) CHARACTER SET cp1250", b"?\x81", text),
+    ):
         shop.execute("DROP TABLE IF EXISTS t")
         shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, `born \\'{{x}}` {kind})")
         shop.execute("INSERT INTO t VALUES (1, %s)", value)
         source = JdbcSource(CONN, "t")
-        message = "column `born \\'{x}` holds an invalid date"
-        assert message in spark.read(source, source.freeze(None).splits).error, value
+        explained = source.explain(RuntimeError(spark.read(source, source.freeze(None).splits).error))
+        assert explained is not None and f"column `born \\'{{x}}` holds {found}. Correct the row" in str(explained), value
 
 
 def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
@@ -278,9 +286,17 @@ def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
     same([row for part in answer.parts for row in part], [{"n": n} for n in range(100)])  # type: ignore[arg-type]
     expected = [sorted(row[0] for row in part) for part in read(source, frozen.splits)]
     assert [sorted(row["n"] for row in part) for part in answer.parts] == expected
-    patient = JdbcSource(CONN, query="SELECT 1 AS id, @@net_write_timeout AS seconds", key="id")
-    ((row,),) = spark.read(patient, patient.freeze(None).splits).parts
-    assert row == {"id": 1, "seconds": 600}, "the server ends no session whose rows are taken slowly"
+    patient = JdbcSource(CONN, query=f"SELECT 1 AS id, @@net_write_timeout AS seconds, {TIME_LIMIT} AS time_limit", key="id")
+    shop.execute("SET GLOBAL sql_select_limit = 5")
+    shop.execute(f"SET GLOBAL {TIME_LIMIT.removeprefix('@@')} = 100")
+    try:
+        ((row,),) = spark.read(patient, patient.freeze(None).splits).parts
+        assert row == {"id": 1, "seconds": 600, "time_limit": 0}, "the server ends no session whose rows are taken slowly"
+        assert [len(part) for part in read(source, frozen.splits)] == list(map(len, expected)), "a limit of rows would cut splits"
+        assert [len(part) for part in spark.read(source, frozen.splits).parts] == list(map(len, expected))
+    finally:
+        shop.execute("SET GLOBAL sql_select_limit = DEFAULT")
+        shop.execute(f"SET GLOBAL {TIME_LIMIT.removeprefix('@@')} = DEFAULT")
     assert server_password(shop) not in spark.traces + answer.plan + repr(source.find_database())
 
 
@@ -397,6 +413,15 @@ def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop)
         shop.execute(f"KILL {session.fetch_rows('SELECT CONNECTION_ID()')[0][0]}")
         session.fetch_rows("SELECT 1")
     assert caught.value.retryable and f"while counting rows: {SESSION_ENDED}. The task may simply be retried" in str(caught.value)
+
+
+def test_a_limit_of_sessions_that_is_reached_is_worth_another_try(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.execute("DROP USER IF EXISTS single")
+    shop.execute("CREATE USER single IDENTIFIED BY 's3cr3t' WITH MAX_USER_CONNECTIONS 1")
+    monkeypatch.setenv("AIRFLOW_CONN_SINGLE", f"mysql://single:s3cr3t@{shop.server.host}:{shop.server.port}/")
+    database = JdbcSource("single", "t").find_database()
+    with database.open_session("a"), pytest.raises(SourceUnavailable, match="max_user_connections"), database.open_session("b"):
+        pass
 
 
 def test_a_session_of_spark_that_is_killed_is_one_sentence_and_worth_another_try(shop: Shop, spark: JdbcSpark) -> None:

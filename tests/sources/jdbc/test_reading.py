@@ -60,6 +60,9 @@ TYPES: Types = [
     ("text", "string", [("''", ""), ("E'a\\nb\\\\\"''é𝄞'", "a\nb\\\"'é𝄞")]),
     ("varchar(3)", "string", [("'abc'", "abc")]),
     ("char(4)", "string", [("'ab'", "ab  ")]),
+    ("bpchar", "string", [("'ab '", "ab ")]),
+    ("char(4)[]", "array<string>", [("'{ab,NULL}'", ["ab  ", None])]),
+    ("padded[]", "array<string>", [("'{ab}'", ["ab  "])]),
     ('"char"', "string", [("'x'", "x")]),
     ("name", "string", [("'x'", "x")]),
     ("bytea", "binary", [("'\\x00ff27'", b"\x00\xff'"), ("''", b"")]),
@@ -154,7 +157,7 @@ TYPES: Types = [
 def test_every_type_survives_by_value(place: Place, spark: JdbcSpark) -> None:
     """This includes NULL of each type, and a JVM whose time zone has skipped hours and days of another calendar."""
     place.execute("CREATE TYPE mood AS ENUM ('sad', 'it''s'); CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
-    place.execute("CREATE TYPE pair AS (a int, b text)")
+    place.execute("CREATE TYPE pair AS (a int, b text); CREATE DOMAIN padded AS char(4)")
     names = [quote(name) for name in type_names(TYPES)]
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(names, TYPES, strict=True))
     place.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
@@ -188,10 +191,11 @@ UNHELD = [
     ("timestamptz", "infinity", 'column "a {b}\'s" holds infinity'),
     ("timestamp", "-infinity", 'column "a {b}\'s" holds -infinity'),
     ("date", "infinity", 'column "a {b}\'s" holds infinity'),
-    ("timestamptz[]", "{infinity}", "infinity"),
-    ("date[]", "{infinity}", "infinity"),
+    ("timestamptz[]", "{infinity}", 'column "a {b}\'s" holds infinity'),
+    ("date[]", "{infinity}", 'column "a {b}\'s" holds infinity'),
     ("integer[]", "{{1,2},{3,4}}", 'column "a {b}\'s" holds an array of more than one dimension: 2'),
-    ("numeric(5,2)", "NaN", "NaN"),
+    ("numeric(5,2)", "NaN", 'column "a {b}\'s" holds NaN'),
+    ("numeric(5,2)[]", "{NaN}", 'column "a {b}\'s" holds NaN'),
 ]
 
 
@@ -201,7 +205,10 @@ def test_what_spark_cannot_hold_is_refused_and_named(place: Place, spark: JdbcSp
         place.execute(f"INSERT INTO t VALUES (1, '{value}')")
         source = source_of(place)
         assert source.validate() == []
-        assert message in spark.read(source, source.freeze(None).splits).error, kind
+        error = spark.read(source, source.freeze(None).splits).error
+        assert message in error, kind
+        explained = source.explain(RuntimeError(error))
+        assert explained is not None and f"{message}. Correct the row" in str(explained), kind
 
 
 def test_partition_i_is_split_i(place: Place, spark: JdbcSpark) -> None:

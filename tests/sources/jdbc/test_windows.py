@@ -280,6 +280,41 @@ def test_rows_of_a_query_without_a_cursor_are_refused_instead_of_left_out(place:
     assert accepted.freeze(None).rows == 5 and accepted.freeze(position).rows in (None, 0)
 
 
+def test_a_column_that_is_not_null_for_new_rows_only_or_by_its_domain_only_may_hold_null(place: Place) -> None:
+    place.execute("CREATE TABLE t (n int, id int); INSERT INTO t VALUES (1, 1), (2, NULL), (3, 3)")
+    place.execute("ALTER TABLE t ADD CONSTRAINT later NOT NULL id NOT VALID")
+    place.execute(
+        "CREATE DOMAIN filled AS int NOT NULL; CREATE TABLE filler (id int, k filled); INSERT INTO filler VALUES (1, 1)"
+    )
+    place.execute("CREATE VIEW v AS SELECT n, k AS id FROM t LEFT JOIN filler USING (id)")
+    for table, splits in (("t", [[1, 3], [2]]), ("v", [[1], [2, 3]])):
+        bulk = source_of(place, table, key="id", include_columns=["n"])
+        assert [sorted(n for (n,) in part) for part in read(bulk, bulk.freeze(None).splits)] == splits
+        by_cursor = source_of(place, table, cursor="id")
+        assert "`id` takes NULL" in str(by_cursor.validate())
+        assert by_cursor.freeze(None).rows == len(splits[0])
+
+
+def test_a_cursor_after_which_no_value_comes_is_refused(place: Place) -> None:
+    place.execute("CREATE TABLE t (id numeric NOT NULL, at timestamptz NOT NULL, name text NOT NULL)")
+    place.execute("INSERT INTO t VALUES (1, now(), 'a'), (2, now(), 'NaN')")
+    sources = [source_of(place, cursor=column) for column in ("id", "at", "name")]
+    assert [source.freeze(None).rows for source in sources] == [2, 2, 2]
+    place.execute("INSERT INTO t VALUES ('NaN', 'infinity', 'b')")
+    for source, value in zip(sources, ("NaN", "infinity"), strict=False):
+        with pytest.raises(SourceRejected, match=f"of a row is {value}; rows that are inserted later.*never be read"):
+            source.freeze(None)
+    assert sources[2].freeze(None).rows == 3
+
+
+def test_rows_of_tables_that_inherit_share_keys_and_are_counted(place: Place) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE more () INHERITS (t)")
+    place.execute("INSERT INTO t SELECT generate_series(1, 10); INSERT INTO more SELECT generate_series(1, 10)")
+    found, seen = every_row(source_of(place, cursor="id", split_records=3, max_records=7))
+    assert sorted(found) == sorted((n,) for n in range(1, 11) for _ in range(2))
+    assert [frozen.rows for frozen in seen] == [8, 8, 4]
+
+
 def test_timestamps_wait_for_the_delay(place: Place) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, local timestamp NOT NULL, day date NOT NULL)")
     # So far apart that none gets as old as the next one meanwhile.
@@ -577,6 +612,15 @@ def test_a_table_that_was_created_again_is_refused_if_its_rows_lie_before_those_
     assert grown.rows == 10 and "Rows up to 49 count as read" in caplog.text
     caplog.clear()
     assert source.freeze(grown.position).rows == 0 and not caplog.text
+    # An open window and a pass continue with it, too.
+    bulk = source_of(place, max_records=20)
+    begun = through_json(bulk.freeze(None))
+    assert len(read(source, grown.splits)[0]) == 10 and bulk.freeze(begun.position).rows == 20 and not caplog.text
+    fill(place, "id int PRIMARY KEY", [(number,) for number in range(60)])
+    for again in (lambda: read(source, grown.splits), lambda: bulk.freeze(begun.position)):
+        again()
+        assert "The rest is read from the new one" in caplog.text
+        caplog.clear()
 
 
 def test_a_table_or_column_that_is_gone_is_reported(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,20 @@ SPARK_MAX_PRECISION = 38
 
 REFUSED_SQLSTATES = ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L", "P0")
 """Classes of SQLSTATE with which PostgreSQL would refuse the statement again. All others may pass."""
+
+
+_UNHELD = re.compile(
+    r'invalid input syntax for type [^:"]+: "(column ".*" holds .*)"'
+    r"|(column `.*` holds (?:an invalid date, such as 0000-00-00|a character of \w+ that Unicode does not have))"
+)
+UNHELD_ACTION = "Correct the row, leave the column out with `include_columns=`, or cast it with `query=`"
+
+
+def find_unheld_value(message: str) -> str:
+    """Return the clause about a value that Spark cannot hold, from the error with which a statement of a column refused it; empty
+    for other errors."""
+    found = _UNHELD.search(message)
+    return (found[1] or found[2]) if found else ""
 
 
 def escape_template(text: str) -> str:

@@ -193,8 +193,8 @@ SETTINGS = (
     "time_zone = '+00:00', sql_select_limit = 18446744073709551615 "
     "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
 )
-"""The settings of all sessions, whatever server and user set: a limit of rows would cut each split. MariaDB skips the last comment,
-and MySQL the one before it."""
+"""The settings of all sessions, whatever server and user set: a limit of rows would cut each split. MariaDB skips the last
+comment, and MySQL the one before it."""
 SEND_SECONDS = 600
 """Seconds for which a reader may take no rows before the server ends its session, for example while Kafka's brokers are slow."""
 
@@ -487,8 +487,8 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
         code = get_error_code(error)
         message = " ".join(str(error.args[-1] if error.args else error).split())
         detail = message.replace(self.server.password, "***") if self.server.password else message
-        # Errors of the client itself, and those that pass: too many connections (of all users, of this one, in an hour), shutdown,
-        # lock wait, deadlock, killed, time-out.
+        # Errors of the client itself, and those that pass: too many connections (of all users, of one, in an hour), shutdown, lock
+        # wait, deadlock, killed, time-out.
         passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1203, 1205, 1213, 1226, 1317, 1927, 1969, 3024)
         return describe_driver_message(detail), not passing
 
@@ -577,6 +577,10 @@ _INCREASING = frozenset({*_INTEGERS, "decimal", "char", "varchar", "datetime", "
 _CLOCKS = {"timestamp": "zoned", "datetime": "local", "date": "date"}
 # Represents an invalid date: farther away than any day of these servers.
 _INVALID_DATE = -(2**62)
+_WITHIN_UNICODE = frozenset({"utf8mb4", "utf8mb3", "utf8", "utf16", "utf16le", "utf32", "ucs2", "latin1"})
+"""Character sets with an equal in Unicode for each of their characters."""
+_LOST_TEXT = "airflow-kafka-spark 4f0b8a52-0c1e-4f7e-9d0f-3a6c2f1f8e57"
+"""Represents a text with a character that Unicode does not have."""
 _EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
 
 
@@ -659,12 +663,28 @@ def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
     if kind in simple:
         return simple[kind]
     if kind in _CHARACTERS:
-        return "CONVERT({c} USING utf8mb4)", "{c}", ""
+        return _make_text_expressions(metadata)
     if kind in _BYTES:
         return "{c}", "CAST({c} AS binary)", ""
     if kind in _OTHERS:
         return "CAST({c} AS CHAR)", "{c}", ""
     return "NULL", "{c}", "values of its type cannot be read"
+
+
+def _make_text_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
+    text = "CONVERT({c} USING utf8mb4)"
+    if not metadata.charset or metadata.charset in _WITHIN_UNICODE:
+        return text, "{c}", ""
+    # The server makes question marks of characters that Unicode does not have.
+    lost = "INSTR(CONVERT(REPLACE({c}, '?', '') USING utf8mb4), '?') > 0"
+    found = _raise(f"column `{metadata.name}` holds a character of {metadata.charset} that Unicode does not have")
+    return f"CASE WHEN {lost} THEN '{_LOST_TEXT}' ELSE {text} END", f"if({{c}} = '{_LOST_TEXT}', {found}, {{c}})", ""
+
+
+def _raise(message: str) -> str:
+    """Return a template of the Spark expression that fails with a message."""
+    quoted = message.replace("\\", "\\\\").replace("'", "\\'")
+    return f"raise_error('{escape_template(quoted)}')"
 
 
 def _make_bit_expressions(size: int) -> tuple[str, str, str]:
@@ -686,6 +706,6 @@ def _make_timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str
             else "CAST(timestamp_micros(CAST({c} AS bigint)) AS timestamp_ntz)"
         )
     # An invalid date (0000-00-00) has no distance from another, and would silently become NULL.
-    message = f"column `{metadata.name}` holds an invalid date, such as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
+    invalid = _raise(f"column `{metadata.name}` holds an invalid date, such as 0000-00-00")
     select = f"CASE WHEN {{c}} IS NULL THEN NULL ELSE COALESCE({value}, {_INVALID_DATE}) END"
-    return select, f"if(CAST({{c}} AS bigint) = {_INVALID_DATE}, raise_error('{escape_template(message)}'), {spark})", ""
+    return select, f"if(CAST({{c}} AS bigint) = {_INVALID_DATE}, {invalid}, {spark})", ""

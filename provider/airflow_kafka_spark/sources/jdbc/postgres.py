@@ -378,8 +378,8 @@ SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n O
 WHERE (n.nspname, c.relname) IN ({names})
 """
 
-# A constraint that is NOT VALID (PostgreSQL 18) leaves rows with NULL in the table, and outer joins of a view make NULL of a domain
-# that takes none.
+# A constraint that is NOT VALID (PostgreSQL 18) leaves rows with NULL in the table, and an outer join of a view makes NULL of a
+# domain that takes none.
 _ATTRIBUTES = """
 SELECT a.attname, a.atttypid::bigint, a.atttypmod,
     a.attnotnull AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint n
@@ -432,7 +432,7 @@ base AS (
     UNION ALL
     SELECT b.place, t.typbasetype, t.typtypmod FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.oid WHERE t.typtype = 'd')
 SELECT format_type(d.oid, d.modifier), format_type(t.oid, -1), b.modifier, t.typtype::text,
-    coalesce(format_type(e.oid, -1), ''), coalesce(e.typtype::text, ''),
+    CASE WHEN e.typbasetype = 1042 THEN 'bpchar' ELSE coalesce(format_type(e.oid, -1), '') END, coalesce(e.typtype::text, ''),
     t.typtype = 'e' OR t.oid IN (1042, 1043) OR EXISTS (
         SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
         JOIN pg_catalog.pg_amop a ON a.amopfamily = o.opcfamily AND a.amoplefttype = t.oid AND a.amoprighttype = t.oid
@@ -600,7 +600,8 @@ def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int,
     declared, base, modifier, _, element, element_kind, orders = facts
     kind: Kind | None = None
     if element:
-        select, spark = _make_array_expressions(name, element, modifier, dimensions, domain=element_kind == "d")
+        domain = element_kind == "d" and element != "bpchar"
+        select, spark = _make_array_expressions(name, element, modifier, dimensions, micros, domain=domain)
         task, orders = select, False
         # Arrays of several dimensions are read as JSON that the server writes.
         kind = "text" if dimensions > 1 else None
@@ -629,16 +630,30 @@ def _make_scalar_expressions(name: str, base: str, modifier: int, micros: str) -
     if base == "oid":
         return "CAST({c} AS bigint)", "{c}"
     if base == "bpchar":
-        # A cast to text removes the blanks that pad the value, and that are part of it.
-        return (f"rpad(CAST({{c}} AS text), {modifier - 4})" if modifier > 4 else "CAST({c} AS text)"), "{c}"
+        return _BLANK_PADDED, "{c}"
     if base == "numeric":
-        return ("{c}" if _fits_decimal(modifier) else "CAST({c} AS text)"), "{c}"
-    if base in (ZONED, LOCAL):
-        spark = "timestamp_micros({c})"
-        return _make_finite_check(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
+        return (_make_number_check(name, modifier) if _fits_decimal(modifier) else "CAST({c} AS text)"), "{c}"
+    if base in _CLOCKS:
+        return _make_clock_expressions(name, base, micros)
+    return "CAST({c} AS text)", "{c}"
+
+
+# A cast to text removes the blanks at the end of the value, which are part of it.
+_BLANK_PADDED = "CAST(textin(bpcharout({c})) AS text)"
+
+
+def _make_clock_expressions(name: str, base: str, micros: str) -> tuple[str, str]:
     if base == DATE:
         return _make_finite_check(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
-    return "CAST({c} AS text)", "{c}"
+    spark = "timestamp_micros({c})"
+    return _make_finite_check(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
+
+
+def _make_number_check(name: str, modifier: int) -> str:
+    """Return an expression that fails with a message on NaN, and has precision and scale of the column otherwise."""
+    kind = f"numeric({(modifier - 4) >> 16},{(modifier - 4) & 2047})"
+    message = escape_template(quote_literal(f'column "{name}" holds '))
+    return f"CASE WHEN {{c}} = 'NaN' THEN CAST({message} || {{c}} AS {kind}) ELSE CAST({{c}} AS {kind}) END"
 
 
 def _find_task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
@@ -684,23 +699,34 @@ def _make_finite_check(name: str, expression: str, kind: str = "bigint") -> str:
     return f"CASE WHEN isfinite({{c}}) THEN {expression} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {kind}) END"
 
 
-def _make_array_expressions(name: str, element: str, modifier: int, dimensions: int, *, domain: bool) -> tuple[str, str]:
+def _make_array_expressions(
+    name: str, element: str, modifier: int, dimensions: int, micros: str, *, domain: bool
+) -> tuple[str, str]:
     if dimensions > 1:
         return "CAST(array_to_json({c}) AS text)", "{c}"
-    select, spark = _make_element_expressions("" if domain else element, modifier)
+    select, spark = _make_element_expressions(name, "" if domain else element, modifier, micros)
     message = escape_template(quote_literal(f'column "{name}" holds an array of more than one dimension: '))
     flat = f"CAST({message} || array_ndims({{c}}) AS integer)"
     return f"CASE WHEN array_ndims({{c}}) > 1 AND {flat} > 0 THEN NULL ELSE {select} END", spark
 
 
-def _make_element_expressions(element: str, modifier: int) -> tuple[str, str]:
+def _make_element_expressions(name: str, element: str, modifier: int, micros: str) -> tuple[str, str]:
     if element in _PLAIN and element != "bytea":
         return "{c}", "{c}"
+    if element == "bpchar":
+        return _map_array(_BLANK_PADDED), "{c}"
+    if element in _CLOCKS:
+        # As numbers: of a text, Spark would ignore the era, and make NULL of infinity where it is not in ANSI mode.
+        select, spark = _make_clock_expressions(name, element, micros)
+        return _map_array(select), f"transform({{c}}, x -> {spark.format(c='x')})"
     if element == "numeric" and _fits_decimal(modifier):
         kind = f"decimal({(modifier - 4) >> 16},{(modifier - 4) & 2047})"
-        return "CAST({c} AS text[])", f"transform({{c}}, x -> CAST(x AS {kind}))"
-    casts = {ZONED: "CAST(x AS timestamp)", LOCAL: "CAST(x AS timestamp_ntz)", DATE: "CAST(x AS date)"}
-    if element == "bytea":
-        casts["bytea"] = "unhex(substr(x, 3))"
-    cast = casts.get(element)
-    return "CAST({c} AS text[])", f"transform({{c}}, x -> {cast})" if cast else "{c}"
+        select = f"CAST({_make_number_check(name, modifier)} AS text)"
+        return _map_array(select), f"transform({{c}}, x -> CAST(x AS {kind}))"
+    return "CAST({c} AS text[])", "transform({c}, x -> unhex(substr(x, 3)))" if element == "bytea" else "{c}"
+
+
+def _map_array(select: str) -> str:
+    """Return the expression that applies one for a value to each element of an array of one dimension."""
+    mapped = escape_template(select.format(c="x"))
+    return f"CASE WHEN {{c}} IS NOT NULL THEN ARRAY(SELECT {mapped} FROM pg_catalog.unnest({{c}}) AS x) END"

@@ -239,7 +239,12 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return read_frame(self, self.find_database(), spark, splits)
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """Return the error for a text that is not UTF-8, in a database without an encoding (SQL_ASCII); None for others."""
+        """Return the error for a value that Spark cannot hold, or for a text that is not UTF-8, in a database without an
+        encoding (SQL_ASCII); None for others."""
+        from airflow_kafka_spark.sources.jdbc.database import UNHELD_ACTION, find_unheld_value
+
+        if unheld := find_unheld_value(str(error)):
+            return SourceRejected(self.uri, unheld, UNHELD_ACTION)
         found = _INVALID_TEXT.search(str(error))
         if found is None:
             return None

@@ -413,7 +413,7 @@ def warn_of_new_table(relation: Relation, table_id: int) -> None:
     """
     if table_id and relation.table_id not in (0, table_id):
         log.warning(
-            "%s: the table was created again (its id was %s and is %s) since rows of it were read. The rest is read from the new one",
+            "%s: the table was created again (its id was %s and is %s) since rows were read. The rest is read from the new one",
             relation.name, table_id, relation.table_id,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate_texts
 from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, apply_session_settings, describe_driver_message
 from airflow_kafka_spark.sources.base import SplitReader
-from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
+from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES, UNHELD_ACTION, find_unheld_value
 
 BATCH_BYTES = 2 << 20
 """Approximate number of bytes that are read ahead."""
@@ -79,7 +79,7 @@ class PostgresSplitReader(SplitReader):
             if kind in ("decimal", "fine decimal") and concatenate_texts(column).to_pybytes().translate(
                 None, _DECIMAL_CHARACTERS
             ):
-                raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
+                raise SourceRejected(self.table, f'column "{name}" holds NaN', UNHELD_ACTION)
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 
     @contextmanager
@@ -90,6 +90,8 @@ class PostgresSplitReader(SplitReader):
             raise self._make_source_error(error, doing) from self.server.get_safe_cause(error)
 
     def _make_source_error(self, error: Exception, doing: str) -> KafkaSparkError:
+        if unheld := find_unheld_value(str(error)):
+            return SourceRejected(self.table, unheld, UNHELD_ACTION)
         detail = describe_driver_message(self.server.scrub(extract_server_message(error)))
         if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.table, f"{doing}: {detail}")
