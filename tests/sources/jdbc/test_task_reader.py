@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,16 @@ def test_what_a_format_is_not_sure_of_is_left_to_spark() -> None:
     assert "Spark only" in str(utf16.make_encoder([("a", "text")]))
     dated = KafkaSink("x", Json(), timestamp="a")
     assert "`a`" in str(dated.make_encoder([("a", "date")]))
+
+
+def test_days_before_the_first_year_are_the_same_in_an_array(place: Place) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, day date, days date[], at timestamptz, times timestamptz[])")
+    place.execute("INSERT INTO t (id, day, at) VALUES (1, '0002-12-31 BC', '0002-12-31 23:59:59.5+00 BC')")
+    place.execute("UPDATE t SET days = ARRAY[day], times = ARRAY[at]")
+    source = source_of(place)
+    records = KafkaSink("x", Json()).make_records(source.read_frame(spark_session(), source.freeze(None).splits))
+    value = json.loads(records.collect()[0]["value"])
+    assert (value["days"], value["times"]) == ([value["day"]], [value["at"]])
 
 
 UNHELD = [

@@ -487,8 +487,8 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
         code = get_error_code(error)
         message = " ".join(str(error.args[-1] if error.args else error).split())
         detail = message.replace(self.server.password, "***") if self.server.password else message
-        # Errors of the client itself, and those that pass: too many connections (of all users, of one, in an hour), shutdown, lock
-        # wait, deadlock, killed, time-out.
+        # Errors of the client itself, and those that pass: too many connections (of all users, of one, in an hour), shutdown,
+        # lock wait, deadlock, killed, time-out.
         passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1203, 1205, 1213, 1226, 1317, 1927, 1969, 3024)
         return describe_driver_message(detail), not passing
 

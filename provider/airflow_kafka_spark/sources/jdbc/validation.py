@@ -194,7 +194,7 @@ def _find_order_problems(where: str, relation: Relation, column: SourceColumn) -
 
 def _make_missing_column_problem(where: str, relation: Relation, name: str) -> Problem:
     alike = [c for c in relation.columns if c.casefold() == name.casefold()]
-    hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quote_names(relation.columns)}"
+    hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quote_names(relation.columns) or 'none'}"
     return Problem(where, f"{relation.name} has no column `{name}`; {hint}", "Correct the name")
 
 

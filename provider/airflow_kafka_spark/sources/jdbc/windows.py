@@ -247,9 +247,12 @@ def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
     """Refuse a position or a split if its columns now order the rows in another way, as ``text`` orders 10 before 9.
 
     :param recorded: the position or the split. Those of earlier releases do not say how their columns ordered the rows.
-    :raises SourceRejected: a column has another type, so that rows would be read again, or never.
+    :raises SourceRejected: a column is gone, or has another type, so that rows would be read again, or never.
     """
     names = tuple(recorded["order"])
+    if gone := [name for name in names if name not in relation.columns]:
+        found = f"there is no column {quote_names(gone)} any more, by which earlier windows were cut"
+        raise SourceRejected(relation.name, found, "Put it back, or give the operator a new `pipeline=` name to start over")
     for name, was, now in zip(names, recorded.get("ordered_as", ()), _list_orders(relation, names), strict=False):
         if was != now:
             found = f"column `{name}` is of type {relation.columns[name].type}, which orders rows as {now or 'nothing'}"
