@@ -268,7 +268,9 @@ def test_windows_in_a_row_give_each_row_once_through_spark(place: Place, spark: 
 def test_a_query_is_read_by_spark(place: Place, spark: JdbcSpark) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY)")
     place.execute("INSERT INTO t SELECT generate_series(1, 10)")
-    query = f"WITH x AS (SELECT id, 'a' AS \"User\" FROM {place.quoted}.t) SELECT * FROM x -- the end"
+    place.execute('CREATE VIEW "v?" AS SELECT * FROM t')
+    marks = "'{\"?\": 1}'::jsonb ? '?' AND '{}'::jsonb ?| ARRAY[E'\\'?', $a$'?$a$, '''?'] IS FALSE /* ? */"
+    query = f'WITH x AS (SELECT id, \'a\' AS "User" FROM {place.quoted}."v?" WHERE {marks}) SELECT * FROM x -- the ? end'
     source = JdbcSource(place.conn_id, query=query, cursor="id", split_records=4)
     answer = spark.read(source, source.freeze(None).splits)
     assert [[row["id"] for row in part] for part in answer.parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]

@@ -432,6 +432,10 @@ class SourceDatabase(ABC, Generic[ServerT]):
     def make_jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
+    def escape_question_marks(self, statement: str) -> str:
+        """Return a statement in which the JDBC driver takes no question mark for a parameter. Unchanged by default."""
+        return statement
+
     def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         """Return the statements that wait until a session may read.
 

@@ -118,6 +118,10 @@ _PROPERTIES = {
     "sslsni": "",
     "replication": "",
 }
+_QUESTION_MARK = re.compile(
+    r"""(?<![\w$])[eE]'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(?<![\w$])\$(\w*)\$.*?\$\1\$|\?""", re.DOTALL
+)
+"""A question mark, as the operators of jsonb have it; or a text, a name or a comment, which may contain some."""
 _TARGETS = {
     "any": "any",
     "read-write": "primary",
@@ -535,6 +539,9 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         if "targetServerType" in properties:
             properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         return {**properties, "ApplicationName": APPLICATION}
+
+    def escape_question_marks(self, statement: str) -> str:
+        return _QUESTION_MARK.sub(lambda found: "??" if found[0] == "?" else found[0], statement)
 
     def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         found = []

@@ -607,8 +607,8 @@ def _make_splits_between(
 
 def _make_split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
     cut_by = {"order": list(start.order), "ordered_as": list(start.ordered_as)}
-    cut_by |= {"table_id": start.table_id} if start.table_id else {}
-    return {**cut_by, "to": list(to), **({"after": list(after)} if after is not None else {})}
+    table = {"table_id": start.table_id} if start.table_id else {}
+    return {**cut_by, **table, "to": list(to), **({"after": list(after)} if after is not None else {})}
 
 
 def _make_null_split(start: WindowStart) -> dict[str, Any]:
@@ -641,7 +641,8 @@ def read_frame(
     }
     try:
         frames = [
-            spark.read.jdbc(reader.url, select, predicates=conditions, properties=properties) for select, conditions in selects
+            spark.read.jdbc(reader.url, database.escape_question_marks(select), predicates=conditions, properties=properties)
+            for select, conditions in selects
         ]
     except Exception as error:  # of the JVM, or of a server of Spark Connect
         if is_session_ended(str(error)):
