@@ -40,6 +40,8 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
     files: Pipeline,
 ):
     dead = f"dead-{files.topic}"
+    # Each letter is smaller, and all of them are larger.
+    files.kafka.create_topic(dead, 1, config={"max.message.bytes": 3000})
     bad = produce_mixed(files, 300, 10)
     report = files.run("run1", **tolerant(dead))
     assert check_sorted_out(files, dead) == (300, bad)

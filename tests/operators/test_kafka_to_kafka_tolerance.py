@@ -298,11 +298,14 @@ def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_erro
 
 def test_a_letter_that_its_topic_does_not_take_says_what_to_change_and_nothing_of_its_partition_is_published(orders, unique):
     dead = unique("dead")
-    orders.kafka.create_topic(dead, 1, config={"max.message.bytes": "1500"})
+    orders.kafka.create_topic(dead, 1, config={"max.message.bytes": "3000"})
+    options = {"value": ORDERS, "columns": {"id": "id"}, **tolerant(dead)}
+    orders.records_in((b"%d" % n, os.urandom(500), None) for n in range(40))
+    assert orders.run(**options)["records_rejected"] == 40, "their batches are no larger than the topic takes"
     orders.records_in([(b"k", os.urandom(3000), None)])
     with pytest.raises(KafkaRefused, match=f"sending dead letters to topic `{dead}`.*max.message.bytes"):
-        orders.run(value=ORDERS, columns={"id": "id"}, **tolerant(dead))
-    assert orders.read(orders.output) == [] == orders.read(dead)
+        orders.run("run2", **options)
+    assert orders.read(orders.output) == [] and len(orders.read(dead)) == 40
 
 
 def test_topics_that_a_filter_must_not_send_records_to_are_refused_all_at_once(orders, unique):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, ValidationError
+from airflow_kafka_spark.errors import PartitionsChanged, RowRejected, SparkJobFailed, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
@@ -79,9 +79,7 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
     planned = {"topic": "never-made", "auto_create": True, "topic_config": {"cleanup.policy": "compact,delete"}}
     assert "is compacted" in problems(orders, **planned, key=None)["sink.key"]
     with KafkaHook("kafka_default") as hook:
-        assert KafkaSink(topic=compacted).make_producer_config(hook)["message.max.bytes"] == 1000, (
-            "librdkafka takes nothing smaller"
-        )
+        assert KafkaSink(topic=compacted).make_producer_config(hook)["batch.size"] == 500
     # Neither dead letters nor removed records may go to the topic of good rows or to the ledger.
     for topic, expected in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
@@ -125,6 +123,15 @@ def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_wind
     # Floating point numbers are read by Spark only, which knows the other columns then.
     with pytest.raises(ValidationError, match=r"sink.partition: column `customer` holds texts; expected an integer"):
         orders.run("run2", partition="customer", timestamp="placed_at")
+    # No number is cut to one that a partition has.
+    with orders.postgres.connect(autocommit=True) as session:
+        session.execute(f'UPDATE "{orders.table}" SET score = 1.5')
+    with pytest.raises(SparkJobFailed, match=r"column `score` holds 1.5; expected the number of a partition"):
+        orders.run("run2", partition="score")
+    with orders.postgres.connect(autocommit=True) as session:
+        session.execute(f'ALTER TABLE "{orders.table}" ALTER score TYPE bigint USING 4294967297')
+    with pytest.raises(RowRejected, match=r"asks for partition 4294967297, and topic"):
+        orders.run("run2", partition="score")
 
 
 def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(orders):

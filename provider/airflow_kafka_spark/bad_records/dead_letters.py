@@ -108,7 +108,6 @@ class SideOutputs:
         :raises KafkaRefused: a topic refuses a record: it is too large or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
-        from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, read_letters
 
         results, window = list(results), ledger.claimed.window
@@ -130,9 +129,7 @@ class SideOutputs:
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)
         for tries in range(1, TRIES + 1):
-            # The topics' own limits, so that the client refuses a record that is too large; the ledger's record is sent, too.
-            largest = max([DEFAULT_LARGEST, *map(self.hook.read_largest_record, wanted)])
-            producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
+            producer = ledger.fence_dead_letters(**self.hook.read_size_settings(wanted))
             ledger.read_as_owner()
             known = find_kept_dead_letters(ledger)
             try:

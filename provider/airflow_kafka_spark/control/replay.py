@@ -226,8 +226,7 @@ def resend_dead_letters(
         _send_letters(producer, letters)
 
     topics = {part.topic for part in parts}
-    largest = max(hook.read_largest_record(topic) for topic in topics)
-    beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
+    beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, hook.read_size_settings(topics))
     own = (make_window_key(request.pipeline, number), make_dead_letters_key(request.pipeline, number))
     change, memory = request_change(hook, memory, request, decide, beside, () if interval else own)
     if change is None:

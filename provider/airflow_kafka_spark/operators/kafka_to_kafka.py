@@ -531,10 +531,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.check_results(window, rejected)
 
     def _make_publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
-        made = add_routes(
-            make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.list_routes().values()
-        )
-        return add_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
+        made = add_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.list_routes().values())
+        return add_dead_letters(made, self.kafka, letters) if self.errors.tolerates else made
 
     def list_error_classes(self) -> dict[str, str]:
         return super().list_error_classes() | list_writer_classes(self.sink, OUTPUT)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink, limit_batches
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, TargetTopic, Window
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def list_writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
     return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
 
 
-def add_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
+def add_dead_letters(made: Publisher, kafka: KafkaHook, letters: DeadLetterTopic | None) -> Publisher:
     """Return a publisher that tolerates bad records.
 
     :param made: the publisher of the good records.
@@ -174,31 +174,29 @@ def add_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters
 
     if letters is None:
         return replace(made, bad_record_policy=BadRecordPolicy())
-    made, partitions = _add_topic(made, kafka, sink, letters.name, letters.replication_factor)
+    made, partitions = _add_topic(made, kafka, letters.name, letters.replication_factor)
     return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
-def add_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
+def add_routes(made: Publisher, kafka: KafkaHook, topics: Iterable[str]) -> Publisher:
     """Return a publisher that also sends records to topics that a ``Filter`` names, in the transactions of their splits.
 
     Topics that are missing are created.
     """
     known = dict(made.partitions)
     for topic in dict.fromkeys(topics):
-        made, known[topic] = _add_topic(made, kafka, sink, topic, -1)
+        made, known[topic] = _add_topic(made, kafka, topic, -1)
     return replace(made, partitions=known, routes=frozenset(topics))
 
 
-def _add_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
-    """Return a publisher whose limit is the largest record of a topic, and the number of the topic's partitions.
+def _add_topic(made: Publisher, kafka: KafkaHook, topic: str, replication_factor: int) -> tuple[Publisher, int]:
+    """Return a publisher whose batches are no larger than a topic takes, and the number of the topic's partitions.
 
     The topic is created if it is missing.
     """
     kafka.create_topic(topic, 1, replication_factor)
-    config = dict(made.config)
-    if "message.max.bytes" not in sink.producer_config:
-        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.read_largest_record(topic))
     found = kafka.describe_topics([topic])[topic]
+    config = limit_batches(made.config, kafka, topic)
     return replace(made, config=config, topic_ids={**made.topic_ids, topic: found.topic_id}), len(found.partitions)
 
 

@@ -629,7 +629,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import RowEnvelope
 
         topics = self.list_routes().values()
-        made = add_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
+        made = add_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, topics)
         if not self.errors.tolerates:
             return made
         classes = list_writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
@@ -637,7 +637,7 @@ class SourceToKafkaOperator(WindowOperator):
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)
-        return add_dead_letters(made, self.kafka, self.sink, letters)
+        return add_dead_letters(made, self.kafka, letters)
 
     # --- 6. close ---
 

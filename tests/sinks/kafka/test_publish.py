@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fatal, is_fenced, make_fencing_producer
 from airflow_kafka_spark.jobs.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
+from airflow_kafka_spark.sinks.kafka.sink import KafkaSink, limit_batches
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
+from airflow_kafka_spark.windows.codec import marker_to_json
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.clients import open_hook
 from tests.support.oracle import committed_messages
@@ -202,7 +205,8 @@ def test_a_topic_column_decides(kafka, publisher, topic, unique):
         ({"topic": pa.array(["{topic}", "nowhere-at-all", "{topic}"])}, TopicMissing, "nowhere-at-all"),
         ({"timestamp": pa.array([-2, None, 0], pa.int64())}, RowRejected, "Row 3 .*first millisecond of 1970"),
         ({"timestamp": pa.array([1, -1, 0], pa.int64())}, RowRejected, "Row 2 .*last millisecond of 1969"),
-        ({"value": pa.array([b"x", b"y" * 2_000_000, b"z"], pa.binary())}, RowRejected, "Row 2 .*max.message.bytes"),
+        ({"partition": pa.array([0, 1 << 32, 1], pa.int64())}, RowRejected, "Row 2 .*partition 4294967296.*0 to 3"),
+        ({"value": pa.array([b"x", b"y" * 2_000_000, b"z"], pa.binary())}, RowRejected, "Row 2 .*message.max.bytes"),
     ],
 )
 def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_committed(
@@ -221,7 +225,7 @@ def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_comm
 @pytest.mark.parametrize(
     "config, said",
     [
-        ({"max.message.bytes": "1500"}, "max.message.bytes"),
+        ({"max.message.bytes": "1500"}, "max.message.bytes.*\\(row 1 is the largest: 3,001 bytes\\)"),
         ({"message.timestamp.before.max.ms": "1000"}, "before.max.ms"),
         ({"cleanup.policy": "compact"}, "keys where it is compacted \\(row 2 is the first without one\\)"),
     ],
@@ -242,6 +246,32 @@ def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_no
     with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
         publisher.publish(0, RecordBatches(iter([rows])))
     assert records(kafka, strict) == []
+
+
+def test_topics_take_what_their_limits_allow_however_large_batches_and_the_marker_are(kafka, hook, publisher, unique):
+    small, large = unique("small"), unique("large")
+    kafka.create_topic(small, 60, config={"max.message.bytes": "2000"})
+    kafka.create_topic(large, 1, config={"max.message.bytes": "3000000"})
+    names, values = [small] * 1200 + [large], [os.urandom(200) for _ in range(1200)] + [os.urandom(2_000_000)]
+    rows = batch(1201, topic=pa.array(names), value=pa.array(values, pa.binary()))
+    config = KafkaSink(topic_column="topic").make_producer_config(hook)
+    # Only tasks know the topics of a column, so that users may have to limit batches.
+    with pytest.raises(KafkaRefused, match=f"topic `{small}`.*204 bytes.. If it takes that, lower the producer's `batch.size`"):
+        replace(publisher, config=config, topic=None, partitions={}).publish(0, RecordBatches(iter([rows])))
+    limited = replace(publisher, config=limit_batches(config, hook, small), topic=None, partitions={})
+    assert len(json.dumps(marker_to_json(limited.publish(0, RecordBatches(iter([rows])))))) > 2000
+    assert len(records(kafka, small)) == 1200 and len(records(kafka, large)) == 1
+
+
+def test_a_marker_that_its_ledger_does_not_take_is_named(kafka, hook, publisher, unique):
+    wide, tight = unique("wide"), unique("tight")
+    kafka.create_topic(wide, 500)
+    kafka.create_topic(tight, 1, config={"cleanup.policy": "compact", "max.message.bytes": "16384"})
+    with Ledger(hook, unique("pipe"), "dag/run1/task", topic=tight) as ledger:
+        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", format_utc_now(), source=SourcePlan(({"n": 0},))))
+        made = replace(publisher, ledger=ledger.ledger_claim, prefix=ledger.split_prefix, topic=wide, partitions={wide: 500})
+        with pytest.raises(KafkaRefused, match=f"sending the marker of split 0 to topic `{tight}`.*max.message.bytes"):
+            made.publish(0, RecordBatches(iter([batch(5000)])))
 
 
 def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):

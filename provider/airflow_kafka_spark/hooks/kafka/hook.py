@@ -293,6 +293,12 @@ class KafkaHook(KafkaBaseHook):
         except KafkaRefused:
             return DEFAULT_LARGEST
 
+    def read_size_settings(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the settings by which a producer accepts each record that fits one of some topics, and makes no batch of several
+        records that is larger than one of them takes. A record of the ledger fits, too."""
+        limits = [DEFAULT_LARGEST, *map(self.read_largest_record, topics)]
+        return {"message.max.bytes": max(limits), "batch.size": min(limits)}
+
     def read_cleanup_policy(self, topic: str) -> str:
         """Return the ``cleanup.policy`` of a topic; "" if the user may not see the topic's settings."""
         try:

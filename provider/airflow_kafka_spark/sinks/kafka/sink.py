@@ -31,8 +31,11 @@ OWN_SETTINGS = frozenset(
 
 _ADDRESSES = frozenset({"bootstrap.servers", "metadata.broker.list"})
 
-_LEAST_LIMIT = 1000
-"""The smallest `message.max.bytes` that librdkafka takes. Of smaller topics, the brokers refuse what is too large."""
+_LAST_PARTITION = 2**31 - 1
+
+LARGEST_RECORD = 120 << 20
+"""Maximum size in bytes of a record in the client, before it is compressed. The client's queue holds little more. Brokers compare
+the compressed size with the topic's ``max.message.bytes``. The marker of a split may be larger than its topic's records."""
 
 
 @dataclass(frozen=True)
@@ -292,11 +295,8 @@ class KafkaSink(metaclass=OptionsType):
 
     def make_producer_config(self, hook: KafkaHook) -> dict[str, Any]:
         """Return the configuration of the tasks' producers."""
-        config = dict(self.producer_config)
-        if self.topic:
-            # The topic's own limit, so that the client refuses a record that is too large, and its row can be named.
-            config.setdefault("message.max.bytes", max(hook.read_largest_record(self.topic), _LEAST_LIMIT))
-        return hook.make_producer_config(**config)
+        config = hook.make_producer_config(**{"message.max.bytes": LARGEST_RECORD, **self.producer_config})
+        return limit_batches(config, hook, self.topic) if self.topic else config
 
     def make_records(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the source as records, with ``key``, ``value`` and, if set, ``topic``, ``partition``, ``timestamp``
@@ -360,10 +360,17 @@ class KafkaSink(metaclass=OptionsType):
         return make_spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
 
     def make_partition_column(self) -> Column:
-        """Return the partition, of type int; null where the key decides."""
+        """Return the partition, of type int; null where the key decides. A value that is no number of a partition ends the job,
+        because a cast would make another number of it."""
         from pyspark.sql import functions as F
 
-        return (make_spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
+        if not self.partition:
+            return F.lit(None).cast("int")
+        column = make_spark_column(self.partition)
+        found = F.concat(F.lit(f"column `{self.partition}` holds "), column.cast("string"))
+        refused = F.raise_error(F.concat(found, F.lit(f"; expected the number of a partition, from 0 to {_LAST_PARTITION}")))
+        fits = column.between(0, _LAST_PARTITION) & (column == F.floor(column))
+        return F.when(column.isNull() | fits, column.cast("int")).otherwise(refused)
 
     def make_timestamp_column(self, frame: DataFrame) -> Column:
         """Return milliseconds since the epoch, of type bigint; null for the time of writing."""
@@ -389,6 +396,19 @@ class KafkaSink(metaclass=OptionsType):
             for name, column in self.headers.items()
         ]
         return F.filter(F.array(*pairs), lambda pair: pair.isNotNull())
+
+
+def limit_batches(config: Mapping[str, Any], hook: KafkaHook, topic: str) -> dict[str, Any]:
+    """Return a producer's configuration whose batches are no larger than a topic takes. A larger record is a batch of its own.
+
+    :param config: the configuration.
+    :param hook: the connection, to read the settings of the topic.
+    :param topic: the topic.
+    """
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER
+
+    size = int(config.get("batch.size", PRODUCER["batch.size"]))
+    return {**config, "batch.size": min(size, hook.read_largest_record(topic))}
 
 
 class EncodedBySpark(Exception):

@@ -104,7 +104,7 @@ class RecordEncoder:
         if self.topic is not None:
             columns["topic"] = rows[self.topic]
         if self.partition is not None:
-            columns["partition"] = rows[self.partition].cast(pa.int32())
+            columns["partition"] = rows[self.partition].cast(pa.int64())
         if self.timestamp is not None:
             columns["timestamp"] = _to_milliseconds(rows[self.timestamp])
         if self.headers:

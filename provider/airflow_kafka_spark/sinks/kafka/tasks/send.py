@@ -27,6 +27,7 @@ from airflow_kafka_spark.windows.model import Landed, TopicPartition
 BATCH = 20_000
 _SENT = ("key", "value", "timestamp", "headers")
 _ROOM_SECONDS = 0.05
+_LOOK_SECONDS = 10.0
 _TIMES_WITH_A_MEANING = (0, -1)
 
 
@@ -73,6 +74,7 @@ class Sender:
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
+    _largest: dict[str, tuple[int, str]] = field(default_factory=dict)
     _sent: dict[TopicPartition, _SentRecords] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
 
@@ -94,13 +96,12 @@ class Sender:
         left = self.producer.flush(self.patience)
         self._raise()
         if left:
-            raise KafkaUnavailable("", "sending records", f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s")
+            found = f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s{self._describe_delay()}"
+            raise KafkaUnavailable(self.conn_id, f"sending {self.called}s", found)
         return tuple(Landed(*tp, sent.first, sent.last, sent.records) for tp, sent in sorted(self._sent.items()))
 
     def _send(self, batch: pa.RecordBatch) -> None:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        keys, values = columns["key"], columns["value"]
-        self.total_bytes += (pc.sum(pc.binary_length(keys)).as_py() or 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
         if (names := columns.get("topic")) is None:
             assert self.topic is not None
             self._send_to(self.topic, columns, range(batch.num_rows))
@@ -128,6 +129,7 @@ class Sender:
         if self.exact_times and (stamps := columns.get("timestamp")) is not None:
             self._refuse_times(stamps, rows)
         count = self._count(topic)
+        self._note_largest(topic, columns, rows)
         if columns["key"].null_count and topic not in self._keyless:
             self._keyless[topic] = self._describe_row(rows[pc.index(columns["key"].is_null(), True).as_py()])
         partitions = self._choose_partitions(topic, columns, count, rows)
@@ -196,7 +198,8 @@ class Sender:
         self.producer.poll(_ROOM_SECONDS)
         self._raise()
         if time.monotonic() > deadline:
-            raise KafkaUnavailable("", "sending records", f"the queue has been full for {self.patience:.0f} s")
+            found = f"the queue has been full for {self.patience:.0f} s{self._describe_delay()}"
+            raise KafkaUnavailable(self.conn_id, f"sending {self.called}s", found)
 
     # --- partitions ---
 
@@ -249,15 +252,22 @@ class Sender:
 
     # --- errors ---
 
+    def _note_largest(self, topic: str, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
+        """Add up the bytes of keys and values, and remember the largest row of the topic for the error of one that is refused."""
+        key, value = (pc.binary_length(columns[name]).fill_null(0) for name in ("key", "value"))
+        sizes = np.asarray(key) + np.asarray(value)
+        self.total_bytes += int(sizes.sum())
+        at = int(sizes.argmax())
+        if sizes[at] > self._largest.get(topic, (-1, ""))[0]:
+            self._largest[topic] = int(sizes[at]), self._describe_row(rows[at])
+
     def _describe_row(self, at: int) -> str:
         return f"{self.called} {self.rows + at + 1}"
 
     def _make_rejection(self, error: KafkaError, row: int) -> Exception:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            action = "Raise `max.message.bytes` of the topic, or leave out what makes the row large"
-            return RowRejected(
-                self._describe_row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action
-            )
+            action = "Set this option in the sink's `producer_config`, or leave out what makes the row large"
+            return RowRejected(self._describe_row(row), "it is larger than the producer's `message.max.bytes`", action)
         if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
             return RowRejected(self._describe_row(row), error.str(), "Correct the row's topic or partition")
         return KafkaException(error)
@@ -265,8 +275,29 @@ class Sender:
     def _raise(self) -> None:
         if self._errors:
             topic, error = self._errors[0]
-            keyless = self._keyless.get(topic, "")
-            raise find_refusal(error, self.conn_id, f"{self.called}s", topic, keyless) or KafkaException(error)
+            facts = self._keyless.get(topic, ""), self._largest.get(topic, (0, ""))
+            refused = find_refusal(error, self.conn_id, f"{self.called}s", topic, *facts)
+            raise refused or KafkaException(KafkaError(error.code(), error.str() + self._describe_delay()))
+
+    def _describe_delay(self) -> str:
+        """Return what may keep brokers from acknowledging records, as the end of a message; "" if nothing is found.
+
+        The client sends such records again and again, and tells nobody why.
+        """
+        for topic in sorted({tp.topic for tp in self._sent}):
+            try:
+                found = self.producer.list_topics(topic, timeout=_LOOK_SECONDS).topics[topic]
+            except KafkaException:
+                return ""
+            if found.error is not None:
+                return f"; topic `{topic}`: {found.error.str()}"
+            for number, partition in sorted(found.partitions.items()):
+                if partition.leader < 0:
+                    return f"; partition {number} of topic `{topic}` has no leader"
+                if len(partition.isrs) < len(partition.replicas):
+                    in_sync = f"{len(partition.isrs)} of {len(partition.replicas)} replicas in sync"
+                    return f"; partition {number} of topic `{topic}` has {in_sync}, see its `min.insync.replicas`"
+        return ""
 
 
 # --- records that the brokers refuse -------------------------------------------------------------------------------------
@@ -279,7 +310,7 @@ _VALIDATES = (
 )
 
 _REMEDIES = {
-    "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
+    "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}{largest}",
     "INVALID_TIMESTAMP": _VALIDATES,
     "INVALID_RECORD": _VALIDATES,
     # The other records of a batch that has such a record.
@@ -291,19 +322,28 @@ _REMEDIES = {
 RETRY_HINT = "The task may then be retried: it continues with the same window"
 
 
-def describe_remedy(code: str, topic: str, keyless: str = "") -> str:
+def describe_remedy(code: str, topic: str, keyless: str = "", largest: tuple[int, str] = (0, "")) -> str:
     """Return the action for records that the brokers refuse.
 
     :param code: Kafka's name of the error.
     :param topic: the topic, as a noun.
     :param keyless: the first row that was sent without a key; "" if every row has a key, or if it is unknown.
+    :param largest: the bytes of the largest row, and the row; "" if it is unknown.
     """
     first = f" ({keyless} is the first without one)" if keyless else ""
-    return _REMEDIES[code].format(topic=topic, keyless=first)
+    size, row = largest
+    # The batches of topics that only tasks know are not limited to what these topics take.
+    most = f" ({row} is the largest: {size:,} bytes). If it takes that, lower the producer's `batch.size`" if row else ""
+    return _REMEDIES[code].format(topic=topic, keyless=first, largest=most)
 
 
 def find_refusal(
-    error: KafkaError, conn_id: str, called: str, topic: str | None = None, keyless: str = ""
+    error: KafkaError,
+    conn_id: str,
+    called: str,
+    topic: str | None = None,
+    keyless: str = "",
+    largest: tuple[int, str] = (0, ""),
 ) -> KafkaRefused | None:
     """Return the exception for an error that refuses a record, or None if the error is not about records and a retry may help.
 
@@ -311,6 +351,7 @@ def find_refusal(
     :param called: the word for the rows in messages, in the plural.
     :param topic: their topic; None if unknown.
     :param keyless: the first row that was sent without a key; "" if every row has one.
+    :param largest: the bytes of the largest row that was sent, and the row; "" if it is unknown.
     """
     rights = [Right("topic", "Write", topic or "")]
     if missing := find_missing_right(error, KafkaUser(conn_id), f"sending {called}", rights):
@@ -318,5 +359,5 @@ def find_refusal(
     if error.name() not in _REMEDIES:
         return None
     where = f"topic `{topic}`" if topic else "the topic"
-    action = f"{describe_remedy(error.name(), where, keyless)}. {RETRY_HINT}"
+    action = f"{describe_remedy(error.name(), where, keyless, largest)}. {RETRY_HINT}"
     return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)
