@@ -263,17 +263,6 @@ def test_topics_take_what_their_limits_allow_however_large_batches_and_the_marke
     assert len(records(kafka, small)) == 1200 and len(records(kafka, large)) == 1
 
 
-def test_a_marker_that_its_ledger_does_not_take_is_named(kafka, hook, publisher, unique):
-    wide, tight = unique("wide"), unique("tight")
-    kafka.create_topic(wide, 500)
-    kafka.create_topic(tight, 1, config={"cleanup.policy": "compact", "max.message.bytes": "16384"})
-    with Ledger(hook, unique("pipe"), "dag/run1/task", topic=tight) as ledger:
-        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", format_utc_now(), source=SourcePlan(({"n": 0},))))
-        made = replace(publisher, ledger=ledger.ledger_claim, prefix=ledger.split_prefix, topic=wide, partitions={wide: 500})
-        with pytest.raises(KafkaRefused, match=f"sending the marker of split 0 to topic `{tight}`.*max.message.bytes"):
-            made.publish(0, RecordBatches(iter([batch(5000)])))
-
-
 def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):
     """A task dies with its records and its marker sent; Spark runs it again within the same attempt."""
 

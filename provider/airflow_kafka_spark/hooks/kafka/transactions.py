@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 """Names of the errors of a producer that was fenced by a newer one."""
 
+FOLLOWING = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE"})
+"""Names of the errors of records that are dropped, or not accepted, after the transaction has failed."""
+
 OFFSETS_BYTES = 400_000
 """Approximate maximum size in bytes of a group's offsets in one request. Brokers write each request as one batch, and
 ``__consumer_offsets`` accepts batches of up to 1 MiB by default."""
@@ -182,6 +185,24 @@ def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
     except (KafkaException, SystemError) as again:
         # An error that is not fatal says nothing of the lost one: a commit that has begun cannot be aborted, for example.
         return again if getattr(_find_client_error(again), "fatal", bool)() else error
+    return error
+
+
+def find_abort_cause(producer: Producer, error: KafkaError) -> KafkaError:
+    """Return the error for which a producer's transaction has to be aborted, if ``error`` only follows from it; else ``error``.
+
+    When a record is refused, the client drops all that wait, may report them first, and accepts no more.
+    """
+    from confluent_kafka import KafkaException
+
+    if error.name() not in FOLLOWING:
+        return error
+    try:
+        # Within a transaction this always fails. After a refusal it raises the error of that.
+        producer.begin_transaction()
+    except KafkaException as again:
+        cause: KafkaError = again.args[0]
+        return error if cause.name() == "_STATE" else cause
     return error
 
 

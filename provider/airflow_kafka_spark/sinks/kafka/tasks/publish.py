@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
@@ -509,21 +509,9 @@ class Publisher:
     def _mark(self, producer: Producer, marker: Marker) -> None:
         # The marker is written last, because no reader passes it in the ledger's partition before its transaction ends.
         record = make_marker_record(self.ledger.pipeline, marker)
-        failures: list[KafkaError] = []
-
-        def on_delivery(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failures.append(error)
-
-        producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition, on_delivery=on_delivery)
+        producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
         if producer.flush(self.transaction_timeout):
             raise KafkaUnavailable(self.conn_id, f"publishing split {marker.split}", "its marker was not acknowledged")
-        # The commit reports other errors.
-        if failures and failures[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            size = len(record.value or b""), "it"
-            raise find_refusal(failures[0], self.conn_id, f"the marker of split {marker.split}", self.ledger.topic, "", size) or (
-                KafkaException(failures[0])
-            )
 
     def _resolve(self, error: BaseException, events: ClientEvents, split: int, seconds: float) -> Marker:
         """Return the outcome of the split from the ledger, because the client's exception does not contain it. Either the outcome

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
 from airflow_kafka_spark.hooks.kafka.client import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
+from airflow_kafka_spark.hooks.kafka.transactions import find_abort_cause
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
@@ -28,6 +29,7 @@ BATCH = 20_000
 _SENT = ("key", "value", "timestamp", "headers")
 _ROOM_SECONDS = 0.05
 _LOOK_SECONDS = 10.0
+_DELAYED = ("_MSG_TIMED_OUT", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _TIMES_WITH_A_MEANING = (0, -1)
 
 
@@ -270,14 +272,23 @@ class Sender:
             return RowRejected(self._describe_row(row), "it is larger than the producer's `message.max.bytes`", action)
         if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
             return RowRejected(self._describe_row(row), error.str(), "Correct the row's topic or partition")
-        return KafkaException(error)
+        return self._find_refusal("", error) or KafkaException(error)
 
     def _raise(self) -> None:
         if self._errors:
             topic, error = self._errors[0]
-            facts = self._keyless.get(topic, ""), self._largest.get(topic, (0, ""))
-            refused = find_refusal(error, self.conn_id, f"{self.called}s", topic, *facts)
-            raise refused or KafkaException(KafkaError(error.code(), error.str() + self._describe_delay()))
+            if refused := self._find_refusal(topic, error):
+                raise refused
+            delay = self._describe_delay() if error.name() in _DELAYED else ""
+            raise KafkaException(KafkaError(error.code(), error.str() + delay) if delay else error)
+
+    def _find_refusal(self, topic: str, error: KafkaError) -> KafkaRefused | None:
+        """Return the exception for an error of a record, if a record was refused: this one, or another one of the transaction."""
+        cause = find_abort_cause(self.producer, error)
+        # Its message names the topic.
+        topic = next((tp.topic for tp in self._sent if f" {tp.topic} [" in cause.str()), topic)
+        facts = self._keyless.get(topic, ""), self._largest.get(topic, (0, ""))
+        return find_refusal(cause, self.conn_id, f"{self.called}s", topic, *facts)
 
     def _describe_delay(self) -> str:
         """Return what may keep brokers from acknowledging records, as the end of a message; "" if nothing is found.
