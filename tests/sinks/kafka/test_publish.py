@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
+from airflow_kafka_spark.errors import Fenced, KafkaRefused, KafkaUnavailable, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
@@ -261,6 +261,16 @@ def test_topics_take_what_their_limits_allow_however_large_batches_and_the_marke
     limited = replace(publisher, config=limit_batches(config, hook, small), topic=None, partitions={})
     assert len(json.dumps(marker_to_json(limited.publish(0, RecordBatches(iter([rows])))))) > 2000
     assert len(records(kafka, small)) == 1200 and len(records(kafka, large)) == 1
+
+
+def test_a_topic_that_is_deleted_while_it_is_written_is_named(kafka, publisher, topic):
+    def deleting():
+        yield batch(10)
+        kafka.delete_topic(topic)
+        yield batch(10)
+
+    with pytest.raises(KafkaUnavailable, match=f"topic `{topic}`: Broker: Unknown topic"):
+        replace(publisher, transaction_timeout=3).publish(0, RecordBatches(deleting()))
 
 
 def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):
