@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-_LONG = 512
-"""Length in bytes above which keys are hashed separately, because every word of the longest key is one pass over all keys."""
 
 
 @lru_cache(maxsize=1024)
@@ -56,25 +54,29 @@ def compute_murmur2(keys: pa.BinaryArray) -> np.ndarray:
     data = keys.buffers()[2]
     text = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
     lengths = np.diff(offsets)
+    order = np.argsort(-lengths, kind="stable")
     result = np.empty(n, np.uint32)
-    short = lengths <= _LONG
-    for rows in (np.flatnonzero(short), *(np.array([at]) for at in np.flatnonzero(~short))):
-        if len(rows):
-            result[rows] = _hash(text, offsets[rows], lengths[rows])
+    result[order] = _hash(text[: offsets[-1]], offsets[order], lengths[order])
     return result
 
 
 def _hash(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the hashes of keys.
+
+    :param starts: the position of each key in the text.
+    :param lengths: descending, so that the keys that have a further word are the first ones.
+    """
     # For each position of the text, the four bytes from there as one number.
     padded = np.concatenate([text, np.zeros(4, np.uint8)])
     words = np.ndarray(len(text) + 1, "<u4", padded.data, strides=(1,))
     with np.errstate(over="ignore"):
         h = _SEED ^ lengths.astype(np.uint32)
-        for column in range(int(lengths.max()) // 4):
-            has = lengths >= 4 * (column + 1)
-            k = words[np.where(has, starts + 4 * column, 0)] * _M
+        fewer = -(lengths // 4)
+        for column in range(-int(fewer[0])):
+            more = slice(np.searchsorted(fewer, -column))
+            k = words[starts[more] + 4 * column] * _M
             k ^= k >> np.uint32(24)
-            h = np.where(has, h * _M ^ k * _M, h)
+            h[more] = h[more] * _M ^ k * _M
         over = lengths % 4
         rest = words[starts + lengths - over] & _TAILS[over]
         h = np.where(over > 0, (h ^ rest) * _M, h)
