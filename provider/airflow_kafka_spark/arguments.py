@@ -17,13 +17,15 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import lru_cache
 from inspect import Signature, signature
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
 from airflow_kafka_spark.errors.base import find_similar_name
 from airflow_kafka_spark.errors.setup import Problem
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
+    from jinja2 import Environment
     from typing_extensions import Self
 
 T = TypeVar("T")
@@ -159,21 +161,78 @@ class OptionsType(ABCMeta):
         return own.replace(parameters=list(own.parameters.values())[1:])
 
 
-class SuggestsArguments:
-    """Last base class of operators and sensors: the error of an unknown argument names a similar one.
+class ChecksArguments:
+    """First base class of operators and sensors: the error of an unknown argument names a similar one, templates are checked once
+    they are rendered, and arguments may have templates of their own.
 
-    It is raised before Airflow looks for required arguments, which would name the missing argument and not the misspelt one.
-    Nothing is refused here for a user's own subclass, whose constructor may take further arguments out of its ``**kwargs``.
+    A class that extends it needs a constructor of its own, because Airflow would wrap the one of its other base class twice.
     """
 
+    rendered_parts: ClassVar[Sequence[str]] = ()
+    """Arguments with ``template_fields`` of their own: sinks, sources and formats, which are frozen dataclasses."""
+    left_out_by_none: ClassVar[Collection[str]] = ()
+    """Arguments that are left out if their template renders to ``None``."""
+    rendered_none: Sequence[Problem] = ()
+    """The problems of templates that rendered to ``None``."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        is_own = _list_constructors(cls)[0].__module__.startswith(f"{__package__}.")
-        given = [name for name in kwargs if not name.startswith("_")]  # Airflow gives itself some that begin so
-        if is_own and (hint := describe_similar_arguments(cls, given)):
-            known = _list_argument_names(cast("type", cls))
-            unknown = ", ".join(f"`{name}`" for name in given if name not in known)
-            raise TypeError(f"{cls.__name__} (task_id: {kwargs.get('task_id')}) does not take {unknown}{hint}")
+        _refuse_misspelt(cls, kwargs)
         return super().__new__(cls)
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        _refuse_misspelt(cls, kwargs)
+        operator: Any = super()
+        made: OperatorPartial = operator.partial(**kwargs)
+        return made
+
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Iterable[str], context: Any, jinja_env: Environment, seen_oids: set[int]
+    ) -> None:
+        """Render templates. For a mapped task, Airflow calls this method only, and not ``render_template_fields``."""
+        names = list(template_fields)
+        given = {name: getattr(self, name) for name in names if name not in self.left_out_by_none} if parent is self else {}
+        operator: Any = super()
+        operator._do_render_template_fields(parent, names, context, jinja_env, seen_oids)
+        if parent is self:
+            found = [problem for name in given for problem in find_rendered_none(name, given[name], getattr(self, name))]
+            self.rendered_none = [*found, *self.render_parts(context, jinja_env)]
+
+    def render_parts(self, context: Any, jinja_env: Environment) -> list[Problem]:
+        """Render the templates of ``rendered_parts``, and return the problems of those that render to ``None``."""
+        found: list[Problem] = []
+        for name in self.rendered_parts:
+            part = getattr(self, name)
+            if (made := self.render_part(part, context, jinja_env)) is part:
+                continue
+            setattr(self, name, made)
+            found += find_parts_rendered_none(f"{name}.", part, made)
+        return found
+
+    def render_part(self, part: T, context: Any, jinja_env: Environment) -> T:
+        """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
+        templated = getattr(part, "template_fields", ())
+        if not (is_dataclass(part) and not isinstance(part, type) and templated):
+            return part
+        operator: Any = self
+        known = {f.name for f in fields(part)}
+        return replace(
+            part, **{f: operator.render_template(getattr(part, f), context, jinja_env) for f in templated if f in known}
+        )
+
+
+def _refuse_misspelt(kind: type, given: Mapping[str, object]) -> None:
+    """Refuse unknown arguments of an operator or sensor if the name of one is similar to a known one. Airflow looks for required
+    arguments only afterwards: it would name the missing argument and not the misspelt one.
+
+    Nothing is refused for a user's own subclass, whose constructor may take further arguments out of its ``**kwargs``.
+    """
+    is_own = _list_constructors(kind)[0].__module__.startswith(f"{__package__}.")
+    names = [name for name in given if not name.startswith("_")]  # Airflow gives itself some that begin so
+    if is_own and (hint := describe_similar_arguments(kind, names)):
+        known = _list_argument_names(kind)
+        unknown = ", ".join(f"`{name}`" for name in names if name not in known)
+        raise TypeError(f"{kind.__name__} (task_id: {given.get('task_id')}) does not take {unknown}{hint}")
 
 
 class LiteralText(str):
@@ -258,6 +317,17 @@ def find_rendered_none(where: str, template: object, rendered: object) -> Iterat
     elif _is_list(template) and _is_list(rendered) and len(template) == len(rendered):
         for given, made in zip(template, rendered, strict=True):
             yield from find_rendered_none(where, given, made)
+
+
+def find_parts_rendered_none(prefix: str, given: object, made: object) -> list[Problem]:
+    """Return the problems of templates of a sink, a source or a format that render to ``None``.
+
+    :param prefix: as for :func:`find_type_problems`.
+    :param given: the part with its templates.
+    :param made: the part with its templates rendered.
+    """
+    names = [name for name in getattr(given, "template_fields", ()) if hasattr(given, name)]
+    return [p for name in names for p in find_rendered_none(prefix + name, getattr(given, name), getattr(made, name))]
 
 
 def _has_emptied_part(template: str, rendered: str) -> bool:

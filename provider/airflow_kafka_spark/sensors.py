@@ -21,13 +21,12 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from airflow_kafka_spark.arguments import SuggestsArguments, find_rendered_none, replace_wrong_arguments
+from airflow_kafka_spark.arguments import ChecksArguments, replace_wrong_arguments
 from airflow_kafka_spark.errors import KafkaSparkError, LogBehind, Problem, ValidationError
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
-    from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.sources.base import RowSource
@@ -55,7 +54,7 @@ _SPARE_SECONDS = 60.0
 """Seconds after the trigger's own timeout at which Airflow ends the wait, if the trigger has not."""
 
 
-class KafkaSensor(BaseSensorOperator, SuggestsArguments):
+class KafkaSensor(ChecksArguments, BaseSensorOperator):
     """A sensor that checks a condition at a Kafka cluster, and returns the observed values once it holds.
 
     The sensor follows the contract of Airflow's sensors, also when it is deferred: ``mode``, ``poke_interval`` (the interval of
@@ -86,7 +85,8 @@ class KafkaSensor(BaseSensorOperator, SuggestsArguments):
         self.retry_timeout = retry_timeout.total_seconds() if isinstance(retry_timeout, timedelta) else retry_timeout
         self.wait_for_topic = wait_for_topic
         self._open_probe: tuple[Probe, KafkaHook] | None = None
-        self._rendered_none: list[Problem] = []
+
+    left_out_by_none = _LEFT_OUT_BY_NONE
 
     # --- for subclasses ---
 
@@ -152,12 +152,6 @@ class KafkaSensor(BaseSensorOperator, SuggestsArguments):
             self._skip_if_never_fail(error)
             raise
 
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the sensor's templates, and note names that render to ``None``."""
-        given = {name: getattr(self, name) for name in self.template_fields if name not in _LEFT_OUT_BY_NONE}
-        super().render_template_fields(context, jinja_env)
-        self._rendered_none = [p for name in given for p in find_rendered_none(name, given[name], getattr(self, name))]
-
     # --- checks ---
 
     def _refuse_wrong_types(self, context: Mapping[str, Any]) -> None:
@@ -166,7 +160,7 @@ class KafkaSensor(BaseSensorOperator, SuggestsArguments):
         :raises ValidationError: they do not; names all other problems, too.
         """
         sound, wrong = replace_wrong_arguments(self)
-        wrong = [*self._rendered_none, *wrong]
+        wrong = [*self.rendered_none, *wrong]
         if not wrong:
             return
         others: Sequence[Problem] = ()
@@ -516,7 +510,7 @@ class KafkaWindowSensor(KafkaSensor):
         return problems
 
 
-class SourceLogSensor(BaseSensorOperator, SuggestsArguments):
+class SourceLogSensor(ChecksArguments, BaseSensorOperator):
     """Waits until a pipeline has read all but a number of bytes of a database's log, and fails if it is too far behind.
 
     At each check, the server measures the log after the last complete window, so the number is known also while the pipeline is
@@ -537,6 +531,7 @@ class SourceLogSensor(BaseSensorOperator, SuggestsArguments):
     """
 
     template_fields: Sequence[str] = ("pipeline", "ledger_topic", "kafka_conn_id")
+    rendered_parts = ("source",)
 
     def __init__(
         self,
@@ -588,6 +583,7 @@ class SourceLogSensor(BaseSensorOperator, SuggestsArguments):
         from airflow_kafka_spark.sources.base import RowSource
 
         sound, problems = replace_wrong_arguments(self)
+        problems = [*self.rendered_none, *problems]
         if isinstance(self.source, RowSource) and type(self.source).count_bytes_behind is RowSource.count_bytes_behind:
             problems.append(_make_no_log_problem(self.source))
         if not sound.pipeline.strip():

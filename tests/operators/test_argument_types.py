@@ -161,6 +161,7 @@ def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
     # Required arguments are missing, too. The misspelt one explains that.
     parts += [
         (partial(KafkaToSinkOperator, task_id="task"), "group_Id", "group_id"),
+        (partial(KafkaToSinkOperator.partial, task_id="task"), "group_Id", "group_id"),
         (partial(PipelineOffsetsOperator, task_id="task"), "pipelin", "pipeline"),
         (partial(KafkaLagSensor, task_id="task"), "grup_id", "group_id"),
     ]

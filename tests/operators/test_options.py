@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
@@ -14,14 +15,23 @@ except ImportError:  # Airflow 3.0 and 3.1
     from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions
+from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Json, Raw
-from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators import (
+    KafkaToKafkaOperator,
+    KafkaToSinkOperator,
+    PipelineOffsetsOperator,
+    SourceToKafkaOperator,
+    VerifyOperator,
+)
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, WindowOptions
 from airflow_kafka_spark.operators.publishing import find_cluster_problems, find_sink_problems
+from airflow_kafka_spark.sensors import KafkaLagSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
-from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.sources.kafka.topics import Subscription
+from airflow_kafka_spark.transforms import Condition, Filter
 
 RUN = Run("d", "r", "t")
 
@@ -127,6 +137,46 @@ def test_mapped_tasks_are_made_of_a_serialized_dag():
     made = dag.get_task("files").unmap({"topics": "b"})
     made.render_template_fields({})
     assert made.subscription.topics == ("b",)
+
+
+def test_sinks_sources_and_sensors_of_mapped_tasks_have_their_templates_rendered_and_checked():
+    with DAG("d", schedule=None, params={"x": None}) as dag:
+        path, routed = "/x/{{ ti.map_index }}", Filter(predicate=Condition("id > 0"), to=FilesSink("/y/{{ params.x }}"))
+        common = {"group_id": "g", "value": Json(schema="id bigint"), "sink": FilesSink(path)}
+        KafkaToSinkOperator.partial(task_id="sink", transforms=[routed], **common).expand(topics=["a", "b"])
+        SourceToKafkaOperator.partial(task_id="source", sink=KafkaSink("t-{{ ti.map_index }}")).expand(
+            source=[FilesSource(path, "json")]
+        )
+        VerifyOperator.partial(task_id="verify", sink=FilesSink(path)).expand(
+            source=[JdbcSource("{{ params.x }}", "t", cursor="id")]
+        )
+        KafkaLagSensor.partial(task_id="sensor", topics="a").expand(group_id=["g-{{ params.x }}"])
+        SourceLogSensor.partial(task_id="log", pipeline="{{ params.x }}").expand(
+            source=[PostgresCdcSource("{{ params.x }}", slot="s", publication="p", topic_prefix="t", tables="a")]
+        )
+        PipelineOffsetsOperator.partial(task_id="rename", action="rename", why="w", pipeline="p").expand(
+            new_name=["{{ params.x }}"]
+        )
+    made, none = {}, {}
+    for task in dag.tasks:
+        ti = SimpleNamespace(map_index=0, task=task)
+        context = {"ti": ti, "dag": dag, "dag_run": SimpleNamespace(conf={}), "expanded_ti_count": 1}
+        task.render_template_fields(context)
+        made[task.task_id] = ti.task
+        none[task.task_id] = [problem.where for problem in ti.task.rendered_none]
+    assert (made["sink"].sink.path, made["source"].source.path, made["source"].sink.topic) == ("/x/0", "/x/0", "t-0")
+    assert made["verify"].sink.path == "/x/0"
+    assert none == {
+        "sink": ["transforms[0] Filter.to.path"],
+        "source": [],
+        "verify": ["source.conn_id"],
+        "sensor": ["group_id"],
+        "log": ["pipeline", "source.conn_id"],
+        "rename": ["new_name"],
+    }
+    for task in ("log", "rename"):
+        with pytest.raises(ValidationError, match="renders to `None`"):
+            made[task].execute({})
 
 
 def test_an_option_from_another_task_makes_this_one_depend_on_it():

@@ -21,14 +21,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.arguments import (
-    find_rendered_none,
+    ChecksArguments,
     find_template_problems,
     find_type_problems,
     replace_wrong_arguments,
@@ -68,7 +68,7 @@ from airflow_kafka_spark.windows.report import Report, describe_window, sum_up_a
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
-    from airflow.sdk import Asset, BaseOperator
+    from airflow.sdk import Asset
     from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -112,7 +112,7 @@ class Stopwatch:
         return {**self.timings, "total": time.monotonic() - self._begun}
 
 
-class WindowOperator(VisibleOperator):
+class WindowOperator(ChecksArguments, VisibleOperator):
     """An operator that moves one window per run, with the guarantee of its sink.
 
     Guarantee: the offsets of a window are written to the ledger before any work. The windows of a pipeline are applied in order,
@@ -155,7 +155,6 @@ class WindowOperator(VisibleOperator):
         self.transforms = unwrap_literals(transforms or ())
         self._job: Cancellable | None = None
         self._destination_is_free = False
-        self._rendered_none: list[Problem] = []
 
     # --- for concrete operators ---
 
@@ -289,7 +288,7 @@ class WindowOperator(VisibleOperator):
         """
         sound, wrong = self._with_sound_types()
         # A template is a text, and may be of a wrong type, too.
-        templates = [*self._rendered_none, *self._find_template_problems()]
+        templates = [*self.rendered_none, *self._find_template_problems()]
         named = {problem.where for problem in templates}
         wrong = [*templates, *(problem for problem in wrong if problem.where not in named)]
         if not wrong:
@@ -722,51 +721,16 @@ class WindowOperator(VisibleOperator):
             problems.append(Problem("pipeline", *wrong))
         return problems
 
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
-        given = {name: getattr(self, name) for name in self.template_fields}
-        super().render_template_fields(context, jinja_env)
-        found = [problem for name in given for problem in find_rendered_none(name, given[name], getattr(self, name))]
-        env = jinja_env or self.get_template_env()
+    def render_parts(self, context: Context, jinja_env: Environment) -> list[Problem]:
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
-        for name in self.rendered_parts:
-            part = getattr(self, name)
-            if (made := self.render(part, context, env)) is not part:
-                setattr(self, name, made)
-                found += find_parts_rendered_none(part, made, f"{name}.")
-        self._rendered_none = found
+        return super().render_parts(context, jinja_env)
 
-    rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
-    """Attributes whose values declare templates of their own."""
+    rendered_parts: ClassVar[Sequence[str]] = ("sink",)
 
     @property
     def sinks(self) -> tuple[Sink | KafkaSink, ...]:
         """Return the sinks of the window, the operator's own sink first."""
         return (self.sink,)
-
-    def render(self, spec: T, context: Context, env: Environment) -> T:
-        """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        return render_templates(self, spec, context, env)
-
-
-def render_templates(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
-    """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-    templated = getattr(spec, "template_fields", ())
-    if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
-        return spec
-    known = {f.name for f in fields(spec)}
-    return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
-
-
-def find_parts_rendered_none(given: object, made: object, prefix: str) -> list[Problem]:
-    """Return the problems of templates of a sink, a source or a format that render to ``None``.
-
-    :param given: the part with its templates.
-    :param made: the part with its templates rendered.
-    :param prefix: the argument that the part is, with a dot (``sink.``).
-    """
-    names = [name for name in getattr(given, "template_fields", ()) if hasattr(given, name)]
-    return [p for name in names for p in find_rendered_none(prefix + name, getattr(given, name), getattr(made, name))]
 
 
 def list_asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
-from airflow_kafka_spark.arguments import SuggestsArguments, find_choice_problems, replace_wrong_arguments
+from airflow_kafka_spark.arguments import ChecksArguments, find_choice_problems, replace_wrong_arguments
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, make_pipeline_links
@@ -32,7 +32,7 @@ ACTIONS = get_args(ControlAction)
 CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend")
 
 
-class PipelineOffsetsOperator(BaseOperator, SuggestsArguments):
+class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
     The operator does for pipelines what KIP-875 does for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``,
@@ -99,6 +99,7 @@ class PipelineOffsetsOperator(BaseOperator, SuggestsArguments):
         "new_name",
         "ledger_topic",
     )
+    left_out_by_none = ("to", "shift_by", "starting_offsets", "ending_offsets", "max_records", "window", "interval")
     ui_color = "#f3e8ff"
     ARGUMENTS: ClassVar[Mapping[str, str]] = {"preview_only": "dry_run"}
     CHECKED: ClassVar[frozenset[str]] = frozenset({"to", "starting_offsets", "ending_offsets"})
@@ -275,6 +276,7 @@ class PipelineOffsetsOperator(BaseOperator, SuggestsArguments):
         if unknown := find_choice_problems("action", self.action, ACTIONS):
             return unknown
         sound, wrong = replace_wrong_arguments(self)
+        wrong = [*self.rendered_none, *wrong]
         known = {problem.where for problem in wrong}
         return [*wrong, *(problem for problem in sound._find_value_problems() if problem.where not in known)]
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.arguments import find_choice_problems
+from airflow_kafka_spark.arguments import find_choice_problems, find_parts_rendered_none
 from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_problem, refuse_forgotten
 from airflow_kafka_spark.errors import (
     KafkaSparkError,
@@ -623,13 +623,15 @@ class KafkaToSinkOperator(FromKafkaOperator):
             self.log.debug("No columns for OpenLineage: %s", error)
             return None
 
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the operator's templates, and those of the sinks that transforms send records to."""
-        super().render_template_fields(context, jinja_env)
-        env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
+    def render_parts(self, context: Context, jinja_env: Environment) -> list[Problem]:
+        """Render the templates of sink and formats, and of the sinks that transforms send records to."""
+        found, made = super().render_parts(context, jinja_env), list(self.transforms) if self._routed_sinks else []
         for routed in self._routed_sinks:
-            made[routed.index] = replace(routed.filter, to=self.render(routed.sink, context, env))
+            sink = self.render_part(routed.sink, context, jinja_env)
+            made[routed.index] = replace(routed.filter, to=sink)
+            found += find_parts_rendered_none(f"{routed.where}.", routed.sink, sink)
         self.transforms = made or self.transforms
+        return found
 
 
 @dataclass

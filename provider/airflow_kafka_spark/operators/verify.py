@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.arguments import (
-    SuggestsArguments,
+    ChecksArguments,
     as_names,
-    find_rendered_none,
     find_template_problems,
     find_type_problems,
     replace_wrong_arguments,
     unwrap_literals,
 )
-from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
+from airflow_kafka_spark.errors import SinkDiffers, ValidationError
 from airflow_kafka_spark.hooks.task_state import find_task_state_store
-from airflow_kafka_spark.operators.base import find_parts_rendered_none, render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources import JdbcSource
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
-    from jinja2 import Environment
-
     from airflow_kafka_spark.verification.plan import VerificationOptions, VerificationPlan
     from airflow_kafka_spark.verification.report import VerificationReport
 
@@ -38,7 +33,7 @@ REPORT_KEY = "verification"
 """The XCom that has the report, also of a task that fails because rows differ."""
 
 
-class VerifyOperator(BaseOperator, SuggestsArguments):
+class VerifyOperator(ChecksArguments, BaseOperator):
     """Compare the rows of a source with those of a sink: counts and checksums per chunk, and the keys of the rows that differ.
 
     Guarantee: if neither table changes meanwhile, a row that is missing, extra, doubled or different in a compared column is
@@ -87,6 +82,7 @@ class VerifyOperator(BaseOperator, SuggestsArguments):
     :return: the report, as JSON; also in the XCom ``verification``, if the task fails because rows differ.
     """
 
+    rendered_parts = ("source", "sink")
     template_fields: Sequence[str] = ("where", "sink_where", "columns", "exclude_columns")
     ui_color = "#dcfce7"
 
@@ -124,19 +120,6 @@ class VerifyOperator(BaseOperator, SuggestsArguments):
         self.max_keys = max_keys
         self.on_difference = on_difference
         self._stopped = Event()
-        self._rendered_none: list[Problem] = []
-
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the operator's templates, and those of source and sink, which are frozen."""
-        given = {name: getattr(self, name) for name in self.template_fields}
-        super().render_template_fields(context, jinja_env)
-        found = [problem for name in given for problem in find_rendered_none(name, given[name], getattr(self, name))]
-        env = jinja_env or self.get_template_env()
-        source, sink = self.source, self.sink
-        self.source = render_templates(self, source, context, env)
-        self.sink = render_templates(self, sink, context, env)
-        found += find_parts_rendered_none(source, self.source, "source.")
-        self._rendered_none = [*found, *find_parts_rendered_none(sink, self.sink, "sink.")]
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Compare both tables, and return the report as JSON.
@@ -174,7 +157,7 @@ class VerifyOperator(BaseOperator, SuggestsArguments):
         from airflow_kafka_spark.verification.plan import VerificationOptions, make_plan
 
         sound, problems = replace_wrong_arguments(self)
-        problems = [*self._rendered_none, *problems]
+        problems = [*self.rendered_none, *problems]
         where = sound.where or ""
         options = VerificationOptions(
             source=sound.source,
@@ -195,7 +178,7 @@ class VerifyOperator(BaseOperator, SuggestsArguments):
         problems += options.find_problems()
         plan, of_tables = make_plan(options) if not any(p.where.startswith(("source", "sink")) for p in problems) else (None, [])
         if problems or plan is None:
-            none = {problem.where for problem in self._rendered_none}
+            none = {problem.where for problem in self.rendered_none}
             raise ValidationError([*problems, *(problem for problem in of_tables if problem.where not in none)])
         return options, plan
 

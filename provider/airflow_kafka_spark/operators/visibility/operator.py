@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTaskTimeout, BaseOperator, BaseOperatorLink
 
-from airflow_kafka_spark.arguments import SuggestsArguments
 from airflow_kafka_spark.hooks.task_state import find_task_state_store
 from airflow_kafka_spark.jobs.watch import follow_jobs
 from airflow_kafka_spark.operators.options import LedgerOptions
@@ -161,7 +160,7 @@ def _find_connections(value: object, path: str = "") -> Iterator[tuple[str, str]
 log = logging.getLogger(__name__)
 
 
-class VisibleOperator(BaseOperator, SuggestsArguments):
+class VisibleOperator(BaseOperator):
     """An operator whose task shows links, progress and lineage.
 
     Guarantee: an error of these never fails a window.
