@@ -201,6 +201,7 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
         ["reset", "p", "--why", "x", "--to", "sometimes"],
         ["list", "--output", "yaml"],
         ["plan", "p", "--max-records", "0"],
+        ["windows", "p", "--limit", "0"],
         ["show", "p", "--config", "nonsense"],
         ["move", "p"],
     ],

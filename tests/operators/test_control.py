@@ -149,6 +149,7 @@ def test_show_plan_and_windows_go_to_xcom_and_a_sink_still_remembers_a_pipeline_
         ({"action": "forget"}, ["why"]),
         ({"action": "plan", "starting_offsets": "?", "ending_offsets": "earliest", "max_records": "x"},
          ["starting_offsets", "ending_offsets", "max_records"]),
+        ({"action": "windows", "limit": 0}, ["limit"]),
     ],
     ids=str,
 )  # fmt: skip

@@ -59,6 +59,11 @@ def test_a_dead_letter_topic_that_renders_to_nothing_is_none():
     assert made.errors.topic is None
 
 
+def test_names_of_dag_and_task_that_are_too_long_for_a_pipeline_say_how_to_give_another_name():
+    (problem,) = to_files().find_pipeline_problems(Run("d" * 150, "r", "t" * 60))
+    assert (problem.where, problem.action.endswith("`pipeline=` gives it another one")) == ("pipeline", True)
+
+
 def test_groups_are_frozen():
     with pytest.raises(FrozenInstanceError):
         to_files().read_options.group_id = "other"

@@ -110,7 +110,7 @@ COMMANDS = (
         "windows",
         "List the windows of a pipeline",
         *PIPELINE,
-        Arg(("--limit",), help="largest number of windows (default: 20)", type=int, default=20),
+        Arg(("--limit",), help="largest number of windows (default: 20)", type=positive_int(allow_zero=False), default=20),
     ),
     _make_command(
         "forget",

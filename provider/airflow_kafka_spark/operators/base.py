@@ -718,7 +718,9 @@ class WindowOperator(ChecksArguments, VisibleOperator):
             action = "Give it a name, or leave it out (default: DAG and task). A template has to render to a name"
             problems.append(Problem("pipeline", "it is empty", action))
         elif wrong := find_name_problem(name):
-            problems.append(Problem("pipeline", *wrong))
+            what, action = wrong
+            other = "" if self.pipeline is not None else ". It is made of DAG and task; `pipeline=` gives it another one"
+            problems.append(Problem("pipeline", what, action + other))
         return problems
 
     def render_parts(self, context: Context, jinja_env: Environment) -> list[Problem]:

@@ -294,6 +294,8 @@ class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
             problems.append(Problem("window", "give either `window` or `interval`"))
         elif self.action in ("replay", "resend"):
             problems += _find_parse_problems("window", lambda: _parse_whole(self.window))
+        if self.action == "windows" and self.limit < 1:
+            problems.append(Problem("limit", f"it is {self.limit}; expected a number of windows, at least 1"))
         if self.action == "rename" and not self.new_name.strip():
             problems.append(Problem("new_name", "the new name is missing", "Give it"))
         if self.action == "plan":

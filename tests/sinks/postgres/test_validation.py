@@ -167,8 +167,9 @@ def test_a_table_that_differs_in_case_is_suggested(place: Place):
 
 
 def test_a_missing_schema_is_never_created(place: Place):
-    found = problems(PostgresSink(place.conn_id, "no_such_schema.t", auto_create=True))
-    assert "no_such_schema" in only(found).what
+    for creates in (True, False):
+        found = problems(PostgresSink(place.conn_id, "no_such_schema.t", auto_create=creates))
+        assert "no_such_schema" in only(found).what
     found = problems(place.sink("t", auto_create=True, stage_schema="nor_this"))
     assert only(found).where == "sink.stage_schema"
 

@@ -222,7 +222,9 @@ class _TargetValidation:
         rights = read_schema_rights(self.connection, schema)
         where = "sink.stage_schema" if schema == self.sink.stage_schema else "sink.table"
         if rights is None:
-            yield Problem(where, f"there is no schema `{schema}`", f"CREATE SCHEMA {quote(schema)}, or correct the name")
+            table = parse_name(self.sink.table)[1]
+            hint = hint_at_similar_table(self.connection, Name(schema, table)) if where == "sink.table" else ""
+            yield Problem(where, f"there is no schema `{schema}`{hint}", f"CREATE SCHEMA {quote(schema)}, or correct the name")
             return
         missing = sorted({"USAGE", *(["CREATE"] if tables else [])} - rights)
         if missing:
@@ -234,10 +236,14 @@ class _TargetValidation:
     # --- a table that is not there yet ---
 
     def _find_creation_problems(self, name: Name) -> Iterator[Problem]:
+        from airflow_kafka_spark.sinks.postgres.server import read_schema_rights
+
         if not self.sink.auto_create:
-            hint = hint_at_similar_table(self.connection, name)
-            action = "Create it, correct `table`, or set `auto_create=True`"
-            yield Problem("sink.table", f"there is no table {name}{hint}", action)
+            # A schema that is missing is a problem already.
+            if read_schema_rights(self.connection, name.schema) is not None:
+                hint = hint_at_similar_table(self.connection, name)
+                action = "Create it, correct `table`, or set `auto_create=True`"
+                yield Problem("sink.table", f"there is no table {name}{hint}", action)
             yield from self._list_unchecked()
             return
         if not is_name(name.table):
