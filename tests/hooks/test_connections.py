@@ -49,6 +49,18 @@ def test_one_that_is_not_defined_is_named_with_what_to_add(who: str) -> None:
         LOOKS[who]("")
 
 
+@pytest.mark.parametrize(
+    "text", ['{"conn_type": "kafka", ', '{"conn_type": "kafka", "port": "s3cr3t"}', "kafka://u:s3cr3t/t@b:9092"]
+)
+def test_an_environment_variable_that_is_no_connection_is_named_without_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", text)
+    with pytest.raises(ConnectionInvalid, match="`AIRFLOW_CONN_BROKEN` is neither the JSON nor the URI") as caught:
+        LOOKS["kafka"]("broken")
+    assert "s3cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("who", ["spark", "sink", "source"])
 def test_one_of_another_type_is_named_with_its_type(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", "http://u:s3cr3t@example.org")
@@ -71,6 +83,7 @@ def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str
     ("fields", "message"),
     [
         ({"extra": "[1]"}, "its extra is a list; expected a JSON object"),
+        ({"extra": "s3cr3t"}, "its extra is no JSON: Expecting value. Write"),
         ({"host": "https://db.example.org"}, "its host is `https://db.example.org`; expected the name or the address"),
         ({"host": "db:5432"}, "its host is `db:5432`.*The connection has a field of its own for the port"),
     ],

@@ -7,6 +7,8 @@ answers.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
 import struct
@@ -54,8 +56,14 @@ def look_up(
 def require_extra(connection: Connection) -> dict[str, Any]:
     """Return the extra of a connection.
 
-    :raises ConnectionInvalid: it is a list, or another value of JSON without names.
+    :raises ConnectionInvalid: it is no JSON, or a list, or another value of JSON without names.
     """
+    try:
+        # Airflow would log an error, and return an empty one.
+        json.loads(connection.extra or "{}")
+    except ValueError as error:
+        found = f"its extra is no JSON: {str(error).partition(':')[0]}"
+        raise ConnectionInvalid(connection.conn_id, found, 'Write `{"name": "value"}`') from None
     extra: object = connection.extra_dejson
     if not isinstance(extra, dict):
         found = f"its extra is a {type(extra).__name__}; expected a JSON object"
@@ -77,6 +85,12 @@ def require_connection(conn_id: str, kind: str, *, option: str) -> Iterator[None
     except AirflowNotFoundException:
         if not str(conn_id).strip():
             raise ConnectionInvalid(conn_id, f"its name in `{option}` is empty", f"Name a connection of type {kind}") from None
+        variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+        if os.environ.get(variable):
+            # Airflow logs the reason. It may be a part of the password.
+            what = f"the environment variable `{variable}` is neither the JSON nor the URI of a connection"
+            action = 'Write `{"conn_type": ..., "host": ..., "port": 1234}`, or a URI with `%2F` for a `/` in a password'
+            raise ConnectionInvalid(conn_id, what, action) from None
         action = f"Add a connection `{conn_id}` of type {kind}, or correct `{option}`"
         raise ConnectionInvalid(conn_id, "it is not defined", action) from None
 

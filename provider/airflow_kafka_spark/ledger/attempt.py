@@ -191,7 +191,11 @@ class Ledger:
             return
         self._peek()
         if self.parent_memory.is_paused:
-            self._peek((make_control_prefix(self.parent_pipeline),))
+            self.peek_controls()
+
+    def peek_controls(self) -> None:
+        """Read the ledger without fencing, and await open transactions that may contain control requests, as a ``rebind``."""
+        self._peek((make_control_prefix(self.parent_pipeline),))
 
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger without fencing.

@@ -255,6 +255,7 @@ class WindowOperator(ChecksArguments, VisibleOperator):
                     ledger = self.open_ledger(run)
                     ledger.peek()
                     if not (is_paused := ledger.parent_memory.is_paused):
+                        bindings.refuse_other_task(ledger, run)
                         opened.enter_context(ledger)
                 # An attempt that is running while the pipeline is paused is not fenced.
                 if not is_paused:

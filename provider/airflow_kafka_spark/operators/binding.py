@@ -89,6 +89,33 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: R
         _refuse_writer(pipeline, f"window {entry.window}", known.writer, make_writer(run))
 
 
+def refuse_other_task(ledger: Ledger, run: Run) -> None:
+    """Refuse the next window of a pipeline that another task moves, before anything is fenced: that task may be running.
+
+    Two attempts that begin at once do not see each other here. They are compared again when a window is planned.
+
+    :param ledger: the ledger, as :meth:`~airflow_kafka_spark.ledger.attempt.Ledger.peek` has read it.
+    :raises PipelineTaken: another task moves the pipeline, and no ``rebind`` allows this one to.
+    """
+    if _find_other_task(ledger, run) is None:
+        return
+    ledger.peek_controls()
+    if (known := _find_other_task(ledger, run)) is not None:
+        _refuse_writer(ledger.parent_pipeline, f"pipeline `{ledger.parent_pipeline}`", known, make_writer(run))
+
+
+def _find_other_task(ledger: Ledger, run: Run) -> Writer | None:
+    """Return the task that moves a pipeline, if it is another one than this run's; otherwise None. A run whose own window is
+    complete may have moved it before a ``rebind``."""
+    whole, entry = ledger.parent_memory, ledger.memory.open_entry
+    known = (entry.window.binding if entry else None) or whole.binding
+    if known is None or whole.renamed_to is not None or whole.find_rebind_after(known) is not None:
+        return None
+    if not compare_writers(known.writer, make_writer(run)) or ledger.find_completed(run.id) is not None:
+        return None
+    return known.writer
+
+
 def refuse_other_destination(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
     """Refuse to report a complete window of a run of this name that was moved to another destination. It may belong to another
     deployment without a name.
