@@ -85,7 +85,7 @@ def require_connection(conn_id: str, kind: str, *, option: str) -> Iterator[None
     except AirflowNotFoundException:
         if not str(conn_id).strip():
             raise ConnectionInvalid(conn_id, f"its name in `{option}` is empty", f"Name a connection of type {kind}") from None
-        variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+        variable = f"AIRFLOW_CONN_{conn_id}".upper()
         if os.environ.get(variable):
             # Airflow logs the reason. It may be a part of the password.
             what = f"the environment variable `{variable}` is neither the JSON nor the URI of a connection"
