@@ -684,16 +684,15 @@ def test_psycopg_is_the_oracle_of_these_tests(place: Place) -> None:
         place.execute("SELECT * FROM nothing")
 
 
-def test_a_table_without_statistics_is_cut_along_its_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_without_statistics_is_cut_along_its_index(place: Place) -> None:
     place.execute("CREATE TABLE t (id uuid PRIMARY KEY, note text)")
     place.execute("INSERT INTO t SELECT md5(n::text)::uuid, repeat('x', 50) FROM generate_series(1, 20000) n")
     source = source_of(place, split_records=500)
     name = "schemaname = current_schema() AND relname = 't'"
     scans = f"SELECT coalesce(sum(seq_scan), 0), coalesce(sum(idx_scan), 0) FROM pg_stat_user_tables WHERE {name}"
+    # The index of the key was made by reading the whole table, which the session may not have counted yet.
+    place.execute("SELECT pg_stat_force_next_flush()")
     ((read_whole, steps),) = place.rows(scans)
     assert len(source.freeze(None).splits) == 40
     assert eventually(lambda: place.rows(scans)[0][1] >= steps + 40)
     assert place.rows(scans)[0][0] == read_whole
-    monkeypatch.setattr(PostgresSession, "prefer_indexes", lambda session: None)
-    assert len(source.freeze(None).splits) == 40
-    assert eventually(lambda: place.rows(scans)[0][0] > read_whole), "the planner would read the whole table for each step"
