@@ -196,7 +196,9 @@ class FileEncoding:
             text = F.regexp_replace(text, "^\ufeff", "")  # Spark's reader of lines removes it
         record = f"struct<{self.reader_schema}>"
         in_list = F.concat(F.lit("["), text, F.lit("\n]"))
-        records = F.when(text.rlike(r"^\s*\["), F.flatten(F.from_json(in_list, f"array<array<{record}>>", options))).otherwise(
+        # Most lines begin with a brace, and the expression costs a quarter of the time of parsing them.
+        is_list = (F.substring(text, 1, 1) != "{") & text.rlike(r"^\s*\[")
+        records = F.when(is_list, F.flatten(F.from_json(in_list, f"array<array<{record}>>", options))).otherwise(
             F.from_json(in_list, f"array<{record}>", options)
         )
         shown = F.substring(text, 1, _SHOWN)
