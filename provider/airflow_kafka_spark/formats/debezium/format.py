@@ -54,6 +54,11 @@ class AddedField(NamedTuple):
     name: str
     column: str
 
+    @property
+    def is_operation(self) -> bool:
+        """True if it is the operation of the event."""
+        return not self.outer and self.name == "op"
+
 
 def parse_added_fields(add_fields: Sequence[str], prefix: str) -> tuple[AddedField, ...]:
     """Return the fields that become columns.

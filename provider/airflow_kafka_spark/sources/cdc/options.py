@@ -48,8 +48,7 @@ class ExtractNewRecordState:
     """Publishes rows in place of events: the value of a record is the row after the change, as Debezium's transform of this name
     makes it. Give it to a source of a database's log as ``unwrap``.
 
-    The records are as small as the rows, and have the same keys as events. A sink with ``Json`` and deletes by tombstones keeps a
-    copy of the table.
+    The records are as small as the rows, and have the same keys as events. Their values have the form that they have in events.
 
     :param delete_tombstone_handling_mode: the records of a delete (``delete.tombstone.handling.mode``). ``tombstone`` (default):
         one without a value, which ``delete-to-tombstone`` is, too. ``rewrite``: the row before the delete, with the field

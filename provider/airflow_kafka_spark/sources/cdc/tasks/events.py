@@ -286,6 +286,8 @@ class TableWriter(ABC):
         self.columns = columns
         self.unwrap = form.unwrap
         self._added = form.unwrap.added if form.unwrap is not None else ()
+        added = {each.column for each in self._added} | ({DELETED} if form.unwrap and form.unwrap.rewrites_deletes else set())
+        self._equal_names = [column.name for column in columns if column.name in added]
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
         self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
@@ -408,7 +410,7 @@ class TableWriter(ABC):
     @property
     def names_operation(self) -> bool:
         """True if the value of a record names the operation."""
-        return self.unwrap is None or any((added.outer, added.name) == ("", "op") for added in self._added)
+        return self.unwrap is None or any(added.is_operation for added in self._added)
 
     def _format_source_members(self, source: str) -> str:
         """Return the members of a row that are added to it, except the operation and whether it is deleted.
@@ -416,7 +418,7 @@ class TableWriter(ABC):
         :param source: the field ``source`` as JSON.
         """
         self._refuse_equal_names()
-        wanted = [added for added in self._added if (added.outer, added.name) != ("", "op")]
+        wanted = [added for added in self._added if not added.is_operation]
         if not wanted:
             return ""
         of_source, now = json.loads(source), time.time_ns()
@@ -427,7 +429,7 @@ class TableWriter(ABC):
     def _format_last_members(self, op: str, is_delete: bool) -> str:
         """Return the members of a row that name its operation, and whether it is deleted."""
         assert self.unwrap is not None
-        named = [f',{format_json(added.column)}:"{op}"' for added in self._added if (added.outer, added.name) == ("", "op")]
+        named = [f',{format_json(added.column)}:"{op}"' for added in self._added if added.is_operation]
         deleted = f',"{DELETED}":"{format_json(is_delete)}"' if self.unwrap.rewrites_deletes else ""
         return "".join(named) + deleted
 
@@ -436,12 +438,9 @@ class TableWriter(ABC):
 
         :raises SourceRejected: there is one.
         """
-        assert self.unwrap is not None
-        names = {added.column for added in self._added} | ({DELETED} if self.unwrap.rewrites_deletes else set())
-        for column in self.columns:
-            if column.name in names:
-                found = f"column `{column.name}` has the name of a field that `unwrap` adds to the row"
-                raise SourceRejected(self.name, found, "Set `add_fields_prefix`, or another name in `add_fields`")
+        if self._equal_names:
+            found = f"column `{self._equal_names[0]}` has the name of a field that `unwrap` adds to the row"
+            raise SourceRejected(self.name, found, "Set `add_fields_prefix`, or another name in `add_fields`")
 
     def split_source_members(self, source: Sequence[str]) -> list[str]:
         """Return the texts around the positions in the part of a value that names its source: ``source`` of an event, or the
