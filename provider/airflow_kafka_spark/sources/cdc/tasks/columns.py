@@ -69,6 +69,19 @@ def take_texts(texts: Sequence[str], which: np.ndarray) -> pa.Array | str:
     return texts[which[0]] if (which == which[0]).all() else pa.array(texts, pa.string()).take(pa.array(which))
 
 
+def put_positions(sources: Sequence[Sequence[str]], which: np.ndarray, positions: pa.Array) -> list[pa.Array | str]:
+    """Return the parts of the texts that name the source of each event, to be joined: texts, and the positions between them.
+
+    :param sources: the texts around the position, per transaction or event of the log.
+    :param which: of each event, the index there.
+    :param positions: of each event, its position as text.
+    """
+    parts: list[pa.Array | str] = []
+    for texts in zip(*sources, strict=True):
+        parts += [*([positions] if parts else []), take_texts(texts, which)]
+    return parts
+
+
 def take_ranges(data: bytes | bytearray | np.ndarray, begins: np.ndarray, ends: np.ndarray, nulls: np.ndarray) -> pa.Array:
     """Return some ranges of bytes, in their order (binary).
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.sources.cdc.tasks.columns import take_texts
+from airflow_kafka_spark.sources.cdc.tasks.columns import put_positions
 from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, EventRange
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogUnreadable
@@ -181,10 +181,8 @@ class LogParser:
         parts = [self._writer.make_event_parts(event.located, event.gtid) for event in events]
         places = zip(parts, events, strict=True)
         sources = [of.split_source(table, event.located.start.position) for of, event in places]
-        of_source = zip(*(table.split_source_members(texts) for texts in sources), strict=True)
-        source: list[pa.Array | str] = []
-        for texts in of_source:
-            source += [*([pa.array(numbers).cast(pa.string())] if source else []), take_texts(texts, owners)]
+        members = [table.split_source_members(texts) for texts in sources]
+        source = put_positions(members, owners, pa.array(numbers).cast(pa.string()))
         values = pc.binary_join_element_wise(
             *(part for pair in zip(before_rows, shown, strict=True) for part in pair),
             before_source, *source, before_op + (op if table.names_operation else "") + last, "",

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.tasks.text import ValueTexts
-from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges, take_texts
+from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, put_positions, take_ranges, take_texts
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
@@ -345,11 +345,8 @@ class BatchWriter:
         if not kinds.has_old:
             is_insert = self._messages.raw[self._messages.begins[rows.numbers]] == _INSERT
             operations = take_texts(("u", "c"), is_insert.astype(np.int64))
-        of_source = zip(*(table.split_source_members(texts) for texts in sources), strict=True)
-        parts: list[pa.Array | str] = []
         at = pa.array(self._messages.lsns[rows.numbers]).cast(pa.string())
-        for texts in of_source:
-            parts += [*([at] if parts else []), take_texts(texts, which)]
+        parts = put_positions([table.split_source_members(texts) for texts in sources], which, at)
         # A row is published as its object, to which members are added; an event has both objects whole.
         shown, end = (members, "}") if table.unwrap is None else (members[-1:], "")
         return pc.binary_join_element_wise(
