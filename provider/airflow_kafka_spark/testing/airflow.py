@@ -389,11 +389,12 @@ class EmbeddedAirflow(Embedded):
     def api(self, method: str, path: str, body: object = None) -> Any:
         """Call Airflow's REST API (``/api/v2``) as an administrator, and return the decoded answer.
 
-        A ``GET`` that a busy server does not answer, or answers with a status of 500 and above, is repeated for a minute.
+        A ``GET`` or ``PATCH`` that a busy server does not answer, or answers with a status of 500 and above, is repeated for a
+        minute: Airflow's ``PATCH`` sets values, so that the second one changes nothing.
 
         :raises ServerFailed: the answer reports an error, or no answer comes.
         """
-        deadline = time.monotonic() + (_ASK_AGAIN_SECONDS if method == "GET" else 0.0)
+        deadline = time.monotonic() + (_ASK_AGAIN_SECONDS if method in ("GET", "PATCH") else 0.0)
         while True:
             try:
                 return self._ask(method, path, body)

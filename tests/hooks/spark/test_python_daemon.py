@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 
+from airflow_kafka_spark.hooks.spark.python_daemon import leave_core_jar_out
 from airflow_kafka_spark.testing._processes import wait_until
 from tests.support import workers
 
@@ -47,3 +48,8 @@ def test_the_daemon_ends_its_own_workers_and_no_process_that_has_the_id_of_a_dea
         for process in (daemon, other):
             process.kill()
             process.wait()
+
+
+def test_other_jars_stay_on_the_search_path():
+    paths = ["", "/dags/udfs.jar", "/spark/jars/spark-core_2.13-4.0.0.jar", "/lib/pyspark.zip", "/spark-core_2.13.jar/src"]
+    assert leave_core_jar_out(paths) == [*paths[:2], *paths[3:]]

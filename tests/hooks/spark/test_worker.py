@@ -87,6 +87,12 @@ def test_a_worker_reads_one_split_after_the_other(session):
     assert len({process for _, process in rows}) <= cores
 
 
+def test_workers_search_no_modules_in_the_jar_of_sparks_core(session):
+    (found,) = session.sparkContext.parallelize([0], 1).mapPartitions(lambda _: [list(sys.path)]).collect()
+    assert "pyspark.zip" in {os.path.basename(path) for path in found}
+    assert not [path for path in found if path.endswith(".jar")]
+
+
 def test_outside_of_spark_the_end_of_rows_is_unknown():
     with pytest.raises(RowsCutOff, match="cannot be determined") as error:
         list(require_end_of_stream(iter([1, 2])))

@@ -12,11 +12,12 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.hooks.databases import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import APPLICATION, SESSION_ENDED
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from airflow_kafka_spark.testing._processes import wait_until
 from tests.sinks.postgres.kit import Place
 from tests.sources.contract import spark_session
 from tests.sources.jdbc.kit import through_json
@@ -292,6 +293,35 @@ def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowher
             list(reader.read(0))
         said = [repr(reader), *(str(error.value) for error in (broken, refused, closed))]
         assert not any(secret in text for text in said)
+
+
+def test_a_process_reads_its_splits_in_one_session_as_long_as_that_answers(place: Place) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    place.execute("INSERT INTO t SELECT generate_series(1, 40)")
+    with place.connect_as_new_role("secret") as role:
+        place.execute(f"GRANT USAGE ON SCHEMA {place.quoted} TO {role}; GRANT SELECT ON t TO {role}")
+        of_role = f"SELECT pid FROM pg_stat_activity WHERE usename = '{role}' AND application_name = '{APPLICATION}'"
+
+        def read(**options: Any) -> list[int]:
+            """Read all splits, and return the sessions that are left."""
+            source = source_of(place, split_records=10, **options)
+            splits = source.freeze(None).splits
+            reader = source.make_reader(splits, None)
+            assert isinstance(reader, SplitReader)
+            found = [value for at in range(len(splits)) for batch in reader.read(at) for value in batch.column(0).to_pylist()]
+            assert sorted(found) == list(range(1, 41)) and len(splits) == 4
+            return [pid for (pid,) in place.rows(of_role)]
+
+        # A source with a limit leaves no session behind, whose lock others would wait for.
+        assert read(max_sessions=1) == []
+        (first,) = read()
+        assert read() == [first]
+        place.execute(f"SELECT pg_terminate_backend({first}, 5000)")
+        (second,) = read()
+        assert second != first
+        idle = place.rows(f"SELECT state, backend_xmin FROM pg_stat_activity WHERE pid = {second}")
+        assert idle in ([("idle", None)], [])  # it holds no snapshot
+        assert wait_until(lambda: not place.rows(of_role), 60)
 
 
 def test_through_the_operator_both_ways_publish_the_same(
