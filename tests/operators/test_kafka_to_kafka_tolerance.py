@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.transforms import (
     Cast,
     Condition,
@@ -36,11 +37,13 @@ from airflow_kafka_spark.transforms import (
     TimestampRouter,
     ValueToKey,
 )
+from tests.support.control import resend
 from tests.support.dead_letters import decode_headers, is_bad
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, relay
+from tests.support.waiting import settled
 
 ORDERS = Json(schema=SCHEMA)
 FILTER = {"value": ORDERS, "filter": "id >= 0"}
@@ -72,9 +75,20 @@ def test_each_record_is_in_the_output_or_a_dead_letter_exactly_once_and_a_dead_l
     assert facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json" and facts["exception.message"]
     assert orders.run("run1", **options) == report, "a cleared task publishes nothing and returns the same report"
     # The next window has its own.
-    bad += orders.send_mixed(40, 8)
+    more = orders.send_mixed(40, 8)
     orders.run("run2", **options)
-    assert orders.check_sorted_out(dead, even) == (170, bad)
+    assert orders.check_sorted_out(dead, even) == (170, bad + more)
+    # Letters that are sent again are records of the next window, each once.
+    settled(orders.topic, orders.arguments["ledger_topic"], dead)
+    with KafkaHook() as hook:
+        request = {"window": 2, "why": "mended", "who": "ann", "ledger_topic": orders.arguments["ledger_topic"]}
+        sent = resend(hook, orders.name, **request)
+        assert {part.topic for part in sent.sent_again} == {orders.topic}
+        assert sum(part.records for part in sent.sent_again) == more
+        settled(orders.topic, orders.arguments["ledger_topic"])
+        assert not resend(hook, orders.name, **request).changed
+    assert orders.run("run3", **options)["records_read"] == more
+    assert orders.check_sorted_out(dead, even) == (170, bad + 2 * more)
 
 
 def test_a_copy_decodes_nothing_so_that_only_a_record_without_a_value_can_be_bad(orders):

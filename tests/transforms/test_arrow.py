@@ -39,6 +39,7 @@ TEXTS = [
     *("0x1", "1.5", "1e3", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809"),
     *("00012", "١٢", "a%b", "a_b", "ab", "größe", "😀x", "x\ny", "orders-eu", "orders", "order", "K", "\u212a", "abc\n"),
     *("--1", "+", "-", "1 2", "x" * 150, "2147483648", "128", "-129", "9" * 5000, "-" + "0" * 5000 + "7", "+00"),
+    *("0x1p3", "-0x1.8p1d", "0x1p9999", "-0x1p9999", "NaN", "-Infinity", "1e400"),
 ]
 DATES = [None, date(1970, 1, 1), date(1969, 12, 31), date(2024, 2, 29), date(1, 1, 1), date(9999, 12, 31)]
 MOMENTS = [None, BASE, *(BASE + timedelta(microseconds=n) for n in (-1, 1999, -1500001))]
@@ -242,6 +243,10 @@ UNKNOWN = [
         "cast(t as date)",
     ),
     *("cast(d as float)", "cast(cast(1 as decimal(20,2)) * d as double)", "date_trunc(t, at)", "substring(t, i32, 1)", "m[t]"),
+    *("cast(t AS interval day)", "coalesce(cast(t AS binary), X'61')", "concat(l, l)", "concat_ws(t, u, u)", "concat_ws(',', l)"),
+    *("replace(t, u, 'a')", "sha2(cast(t AS binary), 1)", "size(m)", "to_date(at, 'yyyy')", "l = l", "s = s"),
+    "cast(d AS decimal(38,10)) * cast(d AS decimal(38,10))",
+    "-".join(["i64"] * 400),
 ]
 
 
