@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -305,13 +306,18 @@ def test_a_subject_that_is_not_there_is_a_problem() -> None:
     assert problem.where == "value.registry" and "`nothing-value`" in problem.what and "HTTP 404" in problem.what
 
 
-def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    with guarded(registry.url, "ann", "right") as url:
-        add(monkeypatch, "good", login="ann", password="right", extra={"url": url})
+def test_a_wrong_password_is_reported_and_never_shown(
+    registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), guarded(registry.url, "ann", "r@ght") as url:
+        address = url.removeprefix("http://")
+        add(monkeypatch, "good", login="ann", password="r@ght", extra={"url": url})
+        add(monkeypatch, "right", extra={"url": f"http://ann:r%40ght@{address},{url}"})
         add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
         add(monkeypatch, "inside", extra={"url": url, "basic.auth.user.info": "ann:s3cr3t"})
-        assert SchemaRegistryHook("good").test_connection()[0]
-        for name in ("bad", "inside"):
+        add(monkeypatch, "before", host=f"http://ann:s3cr3t@{address}", schema="")
+        assert SchemaRegistryHook("good").test_connection()[0] and SchemaRegistryHook("right").test_connection()[0]
+        for name in ("bad", "inside", "before"):
             hook = SchemaRegistryHook(name)
             with pytest.raises(RegistryRefused, match="Unauthorized.*Correct login and password") as caught:
                 hook.list_versions("orders-value")
@@ -319,6 +325,8 @@ def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry
             answered, message = hook.test_connection()
             (problem,) = Avro(registry=name, subject="orders-value").validate("value")
             assert not answered and "s3cr3t" not in f"{caught.value}{message}{problem}{hook!r}{hook.url}"
+    # The library of the client logs the address of each request.
+    assert "HTTP Request: GET" in caplog.text and "s3cr3t" not in caplog.text and "ght@" not in caplog.text
 
 
 def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,19 +344,61 @@ def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatc
     assert not answered and "refused its subjects" in message
 
 
-def test_a_redirection_is_reported_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Redirecting(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the server's name
-            self.send_response(302)
-            self.send_header("Location", "https://login.example.org/")
-            self.end_headers()
+@contextmanager
+def answering(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes = b"", **headers: str) -> Iterator[SchemaRegistryHook]:
+    """Yield the hook of a server that gives each request the same answer."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        add(monkeypatch, "moved", host=f"http://127.0.0.1:{server.server_port}", schema="", extra=FAST)
-        answered, message = SchemaRegistryHook("moved").test_connection()
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the server's name
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        add(monkeypatch, "ill", host=f"http://127.0.0.1:{server.server_port}", schema="", extra={"max.retries": 0})
+        yield SchemaRegistryHook("ill")
         server.shutdown()
+
+
+def test_a_redirection_is_reported_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(monkeypatch, 302, Location="https://login.example.org/") as hook:
+        answered, message = hook.test_connection()
     assert not answered and "HTTP 302" in message and "Give the address that it redirects to" in message
+
+
+@pytest.mark.parametrize("body", [b"{}", b"", b'"x"', b"<html>", b'{"id": 5000000000, "version": 1, "schema": "x"}', b'[{"a": 1}]'])
+def test_an_answer_without_what_was_asked_for_is_refused_and_makes_no_schema(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    with answering(monkeypatch, 200, body) as hook:
+        for ask in (
+            lambda: hook.find_id_of("orders-value", "{}"),
+            lambda: hook.register("orders-value", "{}"),
+            lambda: hook.get_version("orders-value"),
+            lambda: hook.list_versions("orders-value"),
+            lambda: hook.knows("orders-value"),
+            lambda: hook.find_incompatibilities("orders-value", "{}"),
+        ):
+            with pytest.raises(RegistryRefused, match="its answer is not that of a schema registry"):
+                ask()
+
+
+def test_a_registry_that_may_answer_later_is_a_problem_that_may_be_gone_at_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(monkeypatch, 503, b'{"error_code": 50301, "message": "starting"}') as hook:
+        for avro in (Avro(registry="ill"), Avro(json.dumps(V2), registry="ill"), Avro(registry="ill", use_latest_version=True)):
+            (problem,) = avro.to_write("orders", "value").find_encoding_problems("value", ["id"])
+            assert problem.retryable and "starting (HTTP 503, code 50301)" in problem.what
+        with pytest.raises(RegistryUnavailable, match="did not answer while being asked to register a schema"):
+            hook.register("orders-value", "{}")
 
 
 @pytest.mark.parametrize(
@@ -373,6 +423,8 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
     ("fields", "message"),
     [
         ({}, "it has no host"),
+        ({"host": "http://ann:s3cr3t@x/y@a"}, "a character before the `@` of its address has to be encoded.*`/` %2F"),
+        ({"host": "a", "login": "bob", "extra": {"url": "http://ann:s3cr3t@a"}}, "one login in its address and another one"),
         ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
         ({"host": "a", "extra": {"no.such": "s3cr3t"}}, "Unrecognized properties: no.such"),
         ({"host": "a", "extra": {"timeout": "soon"}}, "`timeout` is 'soon' in its extra; expected a number"),

@@ -165,6 +165,25 @@ class OffsetsWentBack(PlanError):
         )
 
 
+class LogCorrupt(PlanError):
+    """Raised when records of a log do not have the checksum with which they were produced.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param offset: the first offset that cannot be read.
+    :param detail: the client's message.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, detail: str) -> None:
+        self.topic, self.partition, self.offset, self.detail = topic, partition, offset, detail
+        super().__init__(
+            f"{topic}-{partition} cannot be read at offset {offset}: {detail}",
+            expected="records as they were produced",
+            action="The disk of the partition's leader, or the network, has changed them. Check that disk, make a replica whose log is "
+            "sound the leader, or restore the log. The records before are sound: `ending_offsets` can end a window there",
+        )
+
+
 class LogTruncated(PlanError):
     """Raised when a log was truncated below the position of the pipeline and has grown again, by an unclean leader election.
 

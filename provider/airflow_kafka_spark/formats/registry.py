@@ -434,7 +434,7 @@ class RegistryFormat(Format):
             return found or (self._find_registration_problems(where, document) if self.registry and number is None else [])
         except KafkaSparkError as e:
             at = "schema" if isinstance(e, SchemaUnusable) and self._has_schema else "registry" if self.registry else "schema"
-            return [Problem(f"{where}.{at}", e.found, e.action)]
+            return [Problem.of(f"{where}.{at}", e)]
 
     def _find_derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the reasons why no schema can be derived from columns of these names."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
@@ -59,9 +60,11 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         connection = self.connection
         extra = connection.extra_dejson
         config = {**_DEFAULTS, **extra}
-        config["url"] = extra.get("url") or self._make_address(connection)
+        config["url"], user_info = self._split_credentials(extra.get("url") or self._make_address(connection))
         if (connection.login or connection.password) and "basic.auth.user.info" not in config:
             config["basic.auth.user.info"] = f"{connection.login or ''}:{connection.password or ''}"
+        if user_info and config.setdefault("basic.auth.user.info", user_info) != user_info:
+            raise ConnectionInvalid(self.conn_id, "it has one login in its address and another one beside it", "Remove one of them")
         for name in _NUMBERS:
             if isinstance(value := config.get(name), str):
                 try:
@@ -69,6 +72,24 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
                 except ValueError:
                     raise ConnectionInvalid(self.conn_id, f"`{name}` is {value!r} in its extra; expected a number") from None
         return config
+
+    def _split_credentials(self, url: str) -> tuple[str, str]:
+        """Return the addresses without credentials, and the first ones as ``login:password``; empty without any.
+
+        The client's library would log addresses with their passwords.
+
+        :raises ConnectionInvalid: they have characters that end them, or end the address.
+        """
+        addresses, found = [], []
+        for address in re.split(r",\s*(?=https?://)", str(url)):
+            scheme, separator, rest = address.partition("://")
+            user_info, at, host = rest.rpartition("@")
+            if re.search(r"[/?#@,\s]", user_info):
+                action = "Encode it (`@` is %40, `/` %2F, `,` %2C), or give login and password as those of the connection"
+                raise ConnectionInvalid(self.conn_id, "a character before the `@` of its address has to be encoded", action)
+            addresses.append(f"{scheme}{separator}{host}" if at else address)
+            found += [":".join(unquote(part) for part in user_info.partition(":")[::2])] if at else []
+        return ",".join(addresses), next(iter(found), "")
 
     def _make_address(self, connection: Connection) -> str:
         host = (connection.host or "").rstrip("/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
+from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, OffsetsWentBack
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
@@ -71,6 +71,18 @@ def test_a_range_with_a_marker_between_its_records_is_read_to_its_end_and_not_be
     produce(kafka, topic, [b"%d" % i for i in range(6, 10)])
     values, offsets, _ = read(config, topic, 0, 7)
     assert (values, offsets) == ([b"%d" % i for i in (0, 1, 2, 3, 4, 6)], [0, 1, 2, 3, 4, 6])
+
+
+def test_records_that_a_disk_has_changed_are_refused(kafka, config, topic):
+    for value in (b"before", b"amount=100", b"behind"):
+        produce(kafka, topic, [value])
+    (log,) = kafka._files.glob(f"**/{topic}-0/*.log")
+    content = log.read_bytes()
+    with log.open("r+b") as file:
+        file.seek(content.index(b"amount=100"))
+        file.write(b"amount=900")
+    with pytest.raises(LogCorrupt, match=f"{topic}-0 cannot be read at offset 1: .*failed CRC32C check"):
+        read(config, topic, 0, 3)
 
 
 def test_an_empty_range_sends_no_request(topic):

@@ -185,8 +185,9 @@ def make_java_config(config: Mapping[str, Any], *, conn_id: str = "kafka_default
 def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
-    Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Settings of
-    producers, of groups and of the Java client are left out, so that librdkafka logs no warnings about them.
+    Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Checksums of
+    records are checked unless the connection sets ``check.crcs``, as the Java client does. Settings of producers, of groups and of
+    the Java client are left out, so that librdkafka logs no warnings about them.
 
     :param config: the extra of the ``kafka`` connection.
     :param overrides: settings that take precedence over the connection's, as ``**{"group.id": "x"}``. By default, and if it is
@@ -205,7 +206,8 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict
     # A blank group would end the whole process in confluent-kafka, before the check of `group_id` can name it.
     group = str(overrides.get("group.id", ""))
     group = group if group.partition("\0")[0].strip() else DEFAULT_GROUP_ID
-    return _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES) | overrides | {"group.id": group} | forced
+    given = {"check.crcs": True} | _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES)
+    return given | overrides | {"group.id": group} | forced
 
 
 def make_producer_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:

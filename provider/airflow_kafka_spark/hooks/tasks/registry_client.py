@@ -63,8 +63,8 @@ class RegistryRequests(ABC):
 
     @property
     def url(self) -> str:
-        """The registry's address without credentials, for display."""
-        return re.sub(r"//[^/@,]*@", "//", str(self.config["url"]))
+        """The registry's address, for display. Credentials in it are part of the configuration (:func:`split_credentials`)."""
+        return str(self.config["url"])
 
     @cached_property
     def client(self) -> SchemaRegistryClient:
@@ -98,7 +98,7 @@ class RegistryRequests(ABC):
         """
         have = {schema.version: schema for schema in known if schema.subject == subject}
         with self._translate_errors(f"the versions of subject `{subject}`"):
-            numbers = sorted(self.client.get_versions(subject, deleted=True))
+            numbers = sorted(_check_list(self.client.get_versions(subject, deleted=True)))
         return tuple(have[n] if n in have else self.get_version(subject, n) for n in numbers)
 
     def knows(self, subject: str) -> bool:
@@ -109,7 +109,7 @@ class RegistryRequests(ABC):
         """
         try:
             with self._translate_errors(f"the versions of subject `{subject}`"):
-                return bool(self.client.get_versions(subject))
+                return bool(_check_list(self.client.get_versions(subject)))
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
                 return False
@@ -122,16 +122,10 @@ class RegistryRequests(ABC):
                 found = self.client.get_latest_version(subject)
             else:
                 found = self.client.get_version(subject, int(version), deleted=True)
+            number, schema_id, text = int(found.version), _check_id(found.schema_id), _check_text(found.schema.schema_str)  # type: ignore[arg-type]
         references: list[str] = []
         self._collect(found.schema.references or (), references, 0)
-        return RegisteredSchema(
-            subject,
-            int(found.version or 0),
-            int(found.schema_id or 0),
-            found.schema.schema_str or "",
-            tuple(references),
-            found.schema.schema_type or "AVRO",
-        )
+        return RegisteredSchema(subject, number, schema_id, text, tuple(references), found.schema.schema_type or "AVRO")
 
     def _collect(self, references: Sequence[Any], found: list[str], depth: int) -> None:
         for reference in references if depth < 20 else ():
@@ -139,8 +133,8 @@ class RegistryRequests(ABC):
                 f"version {reference.version} of subject `{reference.subject}`, which another schema uses"
             ):
                 schema = self.client.get_version(reference.subject, reference.version, deleted=True).schema
+                text = _check_text(schema.schema_str)
             self._collect(schema.references or (), found, depth + 1)
-            text = schema.schema_str or ""
             if text not in found:
                 found.append(text)
 
@@ -157,15 +151,15 @@ class RegistryRequests(ABC):
         # This request compares as many versions as the level demands. The client's method compares one, and returns no reasons.
         path = f"compatibility/subjects/{_quote(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
         try:
-            with self._translate_errors(f"whether a schema fits subject `{subject}`"):
+            with self._translate_errors(f"to say whether a schema fits subject `{subject}`"):
                 answer = self.client._rest_client.post(path, body=body)
+                if answer["is_compatible"]:
+                    return []
+                return [str(m) for m in answer.get("messages") or ()] or [UNEXPLAINED]
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
                 return []
             raise
-        if answer.get("is_compatible"):
-            return []
-        return [str(m) for m in answer.get("messages") or ()] or [UNEXPLAINED]
 
     def register(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int:
         """Register a schema and return its id. A schema that is registered already keeps its id.
@@ -177,7 +171,7 @@ class RegistryRequests(ABC):
         from confluent_kafka.schema_registry import Schema
 
         with self._translate_errors(f"to register a schema for subject `{subject}`"):
-            return int(self.client.register_schema(subject, Schema(text, kind), normalize))
+            return _check_id(self.client.register_schema(subject, Schema(text, kind), normalize))
 
     def find_id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
         """Return the id of a schema under a subject; None if it is not registered there. Nothing is registered.
@@ -188,13 +182,12 @@ class RegistryRequests(ABC):
         from confluent_kafka.schema_registry import Schema
 
         try:
-            with self._translate_errors(f"for the id of a schema of subject `{subject}`"):
-                found = self.client.lookup_schema(subject, Schema(text, kind), normalize)
+            with self._translate_errors(f"the id of a schema of subject `{subject}`"):
+                return _check_id(self.client.lookup_schema(subject, Schema(text, kind), normalize).schema_id)
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
                 return None
             raise
-        return int(found.schema_id or 0)
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +207,7 @@ class RegistryRequests(ABC):
         except Exception as e:
             if type(e).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2"):
                 detail = self._scrub(str(e)) or type(e).__name__
-                raise RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail) from None
+                raise RegistryUnavailable(self.conn_id, self.url, _describe_request(what), detail) from None
             if isinstance(e, (ValueError, KeyError, TypeError, AttributeError)):
                 detail = "its answer is not that of a schema registry"
                 raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
@@ -227,7 +220,7 @@ class RegistryRequests(ABC):
             reason = "it answered with a web page"
         detail = f"{reason} (HTTP {status}{f', code {number}' if number > 0 else ''})"
         if status in _TRY_AGAIN or status >= 500:
-            return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
+            return RegistryUnavailable(self.conn_id, self.url, _describe_request(what), detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
         if 300 <= status < 400:
             # The client follows no redirection.
@@ -238,7 +231,6 @@ class RegistryRequests(ABC):
         """Return ``text`` without the secrets of the connection."""
         secrets = {str(v) for k, v in self.config.items() if _SECRET.search(k) and v}
         secrets |= {s.partition(":")[2] for s in secrets if ":" in s} | set(self.secrets)
-        secrets |= set(re.findall(r"//[^/@,]*:([^/@,]*)@", str(self.config["url"])))
         for secret in sorted(filter(None, secrets), key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
@@ -267,6 +259,40 @@ class RegistryClient(RegistryRequests):
 
 _CREDENTIALS = "Correct login and password of the connection, or what the user may do in the registry"
 _ADDRESS = "Check the name of the subject, and that the address leads to the registry's REST API"
+
+
+def _describe_request(what: str) -> str:
+    return f"being asked {what}" if what.startswith("to ") else f"being asked for {what}"
+
+
+def _check_id(number: object) -> int:
+    """Return the id of a schema in an answer.
+
+    :raises ValueError: there is none, or it does not fit into the header of a record.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 31:
+        raise ValueError(f"found {number!r}, expected the id of a schema")
+    return number
+
+
+def _check_text(text: object) -> str:
+    """Return the text of a schema in an answer.
+
+    :raises ValueError: there is none.
+    """
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"found {text!r}, expected a schema")
+    return text
+
+
+def _check_list(numbers: object) -> list[int]:
+    """Return the versions in an answer.
+
+    :raises ValueError: it is no list of numbers.
+    """
+    if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
+        raise ValueError(f"found {numbers!r}, expected a list of versions")
+    return numbers
 
 
 def _quote(name: str) -> str:

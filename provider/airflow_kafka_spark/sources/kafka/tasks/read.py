@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
+from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
 from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import find_truncations
@@ -199,6 +199,8 @@ class KafkaSplitReader:
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 position = self._pass_lost(consumer, position)
                 return position, position >= self.range.end
+            elif error.code() in _CORRUPT:
+                raise LogCorrupt(self.range.topic, self.range.partition, max(position, message.offset() or 0), error.str())
             elif error.fatal() or not error.retriable() and error.code() in _FATAL:
                 raise KafkaException(error)
         return position, False
@@ -350,13 +352,13 @@ def _collect_garbage_seldom() -> Iterator[None]:
         gc.set_threshold(*threshold)
 
 
+_CORRUPT = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 _FATAL = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._AUTHENTICATION,
-        KafkaError._BAD_MSG,
         KafkaError.UNSUPPORTED_VERSION,
     }
 )
