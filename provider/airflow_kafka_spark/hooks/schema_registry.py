@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, RegistryUnavailable
 from airflow_kafka_spark.hooks.connections import TEST_SECONDS, look_up, name_other_server_at
-from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient, RegistryRequests
+from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient, RegistryRequests, check_list
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -122,7 +122,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
             once = type(self)(self.conn_id)
             once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), TEST_SECONDS)})
             with once._translate_errors("its subjects"):
-                once.client.get_subjects(limit=1)
+                check_list(once.client.get_subjects(limit=1))
         except RegistryUnavailable as e:
             return False, name_other_server_at(str(e), once.url.split(",")[0])
         except KafkaSparkError as e:

@@ -238,6 +238,7 @@ def _normal(value: Any) -> Any:
     return value
 
 
+PB = "google.protobuf"
 WRONG = [
     ("int32 x = 1;", b"\x0a\x00", "column `x`: found a value of another type"),
     ("google.protobuf.Timestamp x = 1;", {"x": {"seconds": 253402300800}}, "column `x`: found 253402300800 s"),
@@ -457,10 +458,14 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_repor
         ("enum E { Z = 0; A = 1; } map<int32, E> x = 1;", "enum E { A = 0; Z = 1; } map<int32, E> x = 1;", "symbol `A` as 1"),
         ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; RENAMED = 1; B = 2; } E x = 1;", ""),
         ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; A = 2; } E x = 1;", ""),
+        (f"{PB}.Timestamp x = 1;", f"{PB}.Duration x = 1;", f"field 1 (`x`) was a {PB}.Timestamp, which is not a {PB}.Duration"),
+        (f"{PB}.Timestamp x = 1;", f"{PB}.Timestamp x = 1;", ""),
+        (f"{PB}.Timestamp x = 1;", "message Moment { int64 seconds = 1; int32 nanos = 2; } Moment x = 1;", ""),
     ],
 )
 def test_a_version_whose_fields_would_be_taken_for_something_else_is_found(old: str, new: str, wrong: str) -> None:
-    of = [find_message(files_of(f'syntax = "proto3"; message M {{ {body} }}'), "", "it") for body in (old, new)]
+    imports = "".join(f'import "google/protobuf/{name}.proto"; ' for name in ("timestamp", "duration") if PB in old)
+    of = [find_message(files_of(f'syntax = "proto3"; {imports}message M {{ {body} }}'), "", "it") for body in (old, new)]
     assert (wrong in find_incompatibility(*of)) if wrong else find_incompatibility(*of) == ""
 
 

@@ -98,7 +98,7 @@ class RegistryRequests(ABC):
         """
         have = {schema.version: schema for schema in known if schema.subject == subject}
         with self._translate_errors(f"the versions of subject `{subject}`"):
-            numbers = sorted(_check_list(self.client.get_versions(subject, deleted=True)))
+            numbers = sorted(check_list(self.client.get_versions(subject, deleted=True)))
         return tuple(have[n] if n in have else self.get_version(subject, n) for n in numbers)
 
     def knows(self, subject: str) -> bool:
@@ -109,7 +109,7 @@ class RegistryRequests(ABC):
         """
         try:
             with self._translate_errors(f"the versions of subject `{subject}`"):
-                return bool(_check_list(self.client.get_versions(subject)))
+                return bool(check_list(self.client.get_versions(subject)))
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
                 return False
@@ -285,14 +285,14 @@ def _check_text(text: object) -> str:
     return text
 
 
-def _check_list(numbers: object) -> list[int]:
-    """Return the versions in an answer.
+def check_list(answer: object) -> list[Any]:
+    """Return an answer that is a list.
 
-    :raises ValueError: it is no list of numbers.
+    :raises ValueError: it is none.
     """
-    if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
-        raise ValueError(f"found {numbers!r}, expected a list of versions")
-    return numbers
+    if not isinstance(answer, list):
+        raise ValueError(f"found {answer!r}, expected a list")
+    return answer
 
 
 def _quote(name: str) -> str:
