@@ -179,8 +179,8 @@ class LogCorrupt(PlanError):
         super().__init__(
             f"{topic}-{partition} cannot be read at offset {offset}: {detail}",
             expected="records as they were produced",
-            action="The disk of the partition's leader, or the network, has changed them. Check that disk, make a replica whose log is "
-            "sound the leader, or restore the log. The records before are sound: `ending_offsets` can end a window there",
+            action="The disk of the partition's leader, or the network, has changed them. Check that disk, make a replica "
+            "whose log is sound the leader, or restore the log",
         )
 
 

@@ -64,7 +64,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         if (connection.login or connection.password) and "basic.auth.user.info" not in config:
             config["basic.auth.user.info"] = f"{connection.login or ''}:{connection.password or ''}"
         if user_info and config.setdefault("basic.auth.user.info", user_info) != user_info:
-            raise ConnectionInvalid(self.conn_id, "it has one login in its address and another one beside it", "Remove one of them")
+            raise ConnectionInvalid(self.conn_id, "it has one login in its address and another one beside it", "Remove one")
         for name in _NUMBERS:
             if isinstance(value := config.get(name), str):
                 try:

@@ -458,7 +458,7 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_repor
         ("enum E { Z = 0; A = 1; } map<int32, E> x = 1;", "enum E { A = 0; Z = 1; } map<int32, E> x = 1;", "symbol `A` as 1"),
         ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; RENAMED = 1; B = 2; } E x = 1;", ""),
         ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; A = 2; } E x = 1;", ""),
-        (f"{PB}.Timestamp x = 1;", f"{PB}.Duration x = 1;", f"field 1 (`x`) was a {PB}.Timestamp, which is not a {PB}.Duration"),
+        (f"{PB}.Timestamp x = 1;", f"{PB}.Duration x = 1;", f"was a {PB}.Timestamp, which is not read as a {PB}.Duration"),
         (f"{PB}.Timestamp x = 1;", f"{PB}.Timestamp x = 1;", ""),
         (f"{PB}.Timestamp x = 1;", "message Moment { int64 seconds = 1; int32 nanos = 2; } Moment x = 1;", ""),
     ],

@@ -277,9 +277,9 @@ def _find_field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
     if was == now == "ENUM":
         return _find_renumbered_symbol(old, new)
-    if was == now == "MESSAGE" and (names := {str(f.message_type.full_name) for f in (old, new)}) <= _TIMES and len(names) > 1:
+    if was == now == "MESSAGE" and {of := old.message_type.full_name, to := new.message_type.full_name} == _TIMES:
         # A point in time and a length of time have the same fields.
-        return f"field {new.number} (`{new.name}`) was a {old.message_type.full_name}, which is not a {new.message_type.full_name}"
+        return f"field {new.number} (`{new.name}`) was a {of}, which is not read as a {to}"
     return _find_incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
 
 

@@ -186,7 +186,7 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict
     """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
     Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Checksums of
-    records are checked unless the connection sets ``check.crcs``, as the Java client does. Settings of producers, of groups and of
+    records are checked unless the connection sets ``check.crcs``, as in the Java client. Settings of producers, of groups and of
     the Java client are left out, so that librdkafka logs no warnings about them.
 
     :param config: the extra of the ``kafka`` connection.
