@@ -7,17 +7,23 @@ pipeline's transactions is open, and a further attempt writes nothing.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaException
 
 from airflow_kafka_spark.errors import KafkaSparkError, TransactionTimedOut
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
+from airflow_kafka_spark.hooks.kafka.transactions import abort, make_fencing_producer, send_offsets
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
+from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.distribution import extended
-from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, records_of
+from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, offsets_of, records_of
 from tests.support.pipelines import pipeline
 from tests.support.shop import shop
 from tests.support.splits import ROWS, rows, splits
@@ -95,6 +101,24 @@ def test_a_commit_that_never_arrives_is_no_commit_and_the_retry_publishes(orders
     assert orders.records(stable=False) == []
     proxy.clear()
     check(orders, orders.run("run1"), attempts=2)
+
+
+@pytest.mark.faults
+def test_offsets_whose_coordinator_does_not_answer_are_given_up_in_time(proxied, proxy, unique):
+    config, name = proxied[0].connection_extra(), unique("offsets")
+    proxied[0].create_topic(name, 1)
+    producer = make_fencing_producer(config, name, 60, ClientEvents())
+    producer.begin_transaction()
+    proxy.set(Trap(offsets_of(name), "the request", silently=True))
+    began = time.monotonic()
+    with pytest.raises(KafkaException, match="_TIMED_OUT.*coordinator has not answered in 1 s"):
+        send_offsets(producer, make_consumer_config(config), name, [(TopicPartition(name, 0), 0, "")], 1)
+    abort(producer)
+    assert time.monotonic() - began < 30 and proxy.sprung == 1
+    again = make_fencing_producer(config, name, 60, ClientEvents())
+    again.begin_transaction()
+    send_offsets(again, make_consumer_config(config), name, [(TopicPartition(name, 0), 0, "")], 60)
+    again.commit_transaction(60)
 
 
 @pytest.mark.faults

@@ -20,8 +20,8 @@ from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.tcp_proxy import CONNECT_SECONDS, Link, Loss, TcpProxy, read_exactly
 
-PRODUCE, END_TXN = 0, 26
-_FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3}
+PRODUCE, END_TXN, TXN_OFFSET_COMMIT = 0, 26, 28
+_FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3, TXN_OFFSET_COMMIT: 3}
 """The version from which a request is written in the compact way."""
 
 
@@ -29,7 +29,7 @@ _FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3}
 class Request:
     """The part of a request that the proxy reads.
 
-    :param api: its api key: :data:`PRODUCE` or :data:`END_TXN`.
+    :param api: its api key: :data:`PRODUCE`, :data:`END_TXN` or :data:`TXN_OFFSET_COMMIT`.
     :param correlation: by which the client knows the answer.
     :param transactional_id: whose it is.
     :param commit: of an EndTxn: whether it is to commit.
@@ -44,7 +44,7 @@ class Request:
 
     @classmethod
     def read(cls, frame: bytes) -> Request | None:
-        """Return the parts of a request; None unless it is a :data:`PRODUCE` or an :data:`END_TXN`."""
+        """Return the parts of a request; None if it is none of these."""
         api, version, correlation, client = struct.unpack_from(">hhih", frame)
         if api not in _FLEXIBLE_FROM:
             return None
@@ -82,6 +82,11 @@ def commit_of(part: str) -> Callable[[Request], bool]:
 def records_of(part: str, topic: str) -> Callable[[Request], bool]:
     """Return a trap for the records that such a transaction sends to ``topic``."""
     return lambda request: request.api == PRODUCE and part in request.transactional_id and topic.encode() in request.body
+
+
+def offsets_of(part: str) -> Callable[[Request], bool]:
+    """Return a trap for the offsets that such a transaction commits."""
+    return lambda request: request.api == TXN_OFFSET_COMMIT and part in request.transactional_id
 
 
 class KafkaProxy(TcpProxy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, Right, name_mis
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
+    from confluent_kafka import ConsumerGroupMetadata, KafkaError, Message, Producer
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     from airflow_kafka_spark.windows.memory import LedgerRecord
     from airflow_kafka_spark.windows.model import TopicPartition
@@ -21,6 +23,9 @@ FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 
 FOLLOWING = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE"})
 """Names of the errors of records that are dropped, or not accepted, after the transaction has failed."""
+
+_GRACE_SECONDS = 1.0
+"""Seconds after its own timeout in which librdkafka has to name the error itself."""
 
 OFFSETS_BYTES = 400_000
 """Approximate maximum size in bytes of a group's offsets in one request. Brokers write each request as one batch, and
@@ -111,9 +116,38 @@ def send_offsets(
                 confluent_kafka.TopicPartition(*tp, offset, metadata, (epochs or {}).get(tp, -1)) for tp, offset, metadata in part
             ]
             with name_missing_rights(consumer_config, f"committing offsets of group {group_id}", *rights):
-                producer.send_offsets_to_transaction(partitions, group, seconds)
+                _send_part(producer, partitions, group, seconds)
     finally:
         consumer.close()
+
+
+def _send_part(producer: Producer, partitions: list[KafkaTopicPartition], group: ConsumerGroupMetadata, seconds: float) -> None:
+    """Add offsets to the transaction, and give up after ``seconds``.
+
+    librdkafka waits without limit for a group's coordinator that cannot be reached (librdkafka#5456). After that, the producer
+    cannot be used any more. The next one with its id ends the transaction.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    outcome: list[BaseException | None] = []
+
+    def send() -> None:
+        try:
+            producer.send_offsets_to_transaction(partitions, group, seconds)
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    # A daemon, for which the end of the process does not wait.
+    thread = threading.Thread(target=send, name="send-offsets", daemon=True)
+    thread.start()
+    thread.join(seconds + _GRACE_SECONDS)
+    if not outcome:
+        found = f"the group's coordinator has not answered in {seconds:g} s"
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, found))
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 def _split_offsets(
