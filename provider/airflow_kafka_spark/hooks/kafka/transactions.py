@@ -12,7 +12,7 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, Right, name_mis
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
 if TYPE_CHECKING:
-    from confluent_kafka import ConsumerGroupMetadata, KafkaError, Message, Producer
+    from confluent_kafka import KafkaError, Message, Producer
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     from airflow_kafka_spark.windows.memory import LedgerRecord
@@ -121,7 +121,7 @@ def send_offsets(
         consumer.close()
 
 
-def _send_part(producer: Producer, partitions: list[KafkaTopicPartition], group: ConsumerGroupMetadata, seconds: float) -> None:
+def _send_part(producer: Producer, partitions: list[KafkaTopicPartition], group: Any, seconds: float) -> None:
     """Add offsets to the transaction, and give up after ``seconds``.
 
     librdkafka waits without limit for a group's coordinator that cannot be reached (librdkafka#5456). After that, the producer
