@@ -38,8 +38,12 @@ def test_executors_need_what_their_tasks_import_and_what_that_requires(capsys, t
         (["--source", "mysql_cdc", "--sink", "kafka"], "pymysql"),
         (["--source", "cdc", "--sink", "kafka", "--format", "avro"], "authlib"),
         (["--source", "cdc", "--sink", "kafka", "--format", "protobuf"], "grpcio-tools"),
-        (["--source", "cdc", "--sink", "kafka"], "psycopg"),
+        # Executors may have no libpq, without which psycopg itself cannot be imported.
+        (["--source", "cdc", "--sink", "kafka"], "psycopg-binary"),
+        (["--sink", "postgres"], "psycopg-binary"),
         (["--source", "jdbc", "--sink", "kafka"], "adbc-driver-postgresql"),
+        (["--source", "mysql_cdc", "--sink", "kafka"], "cryptography"),
+        (["--sink", "files"], "obstore"),
         (["--sink", "delta"], "pyarrow"),
     ],
 )
@@ -71,7 +75,7 @@ def test_an_archive_gives_a_bare_python_this_package_and_the_packages_of_this_on
 
 def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, tmp_path):
     monkeypatch.setattr(pack, "is_installed", lambda name: name != "polars")
-    args = argparse.Namespace(source=["kafka"], sink=["files"], format=["avro"], output=str(tmp_path / "x.tar.gz"))
+    args = argparse.Namespace(source=["kafka"], sink=["kafka"], format=["avro"], output=str(tmp_path / "x.tar.gz"))
     with pytest.raises(ValueError, match=r"`polars`.*for avro.*airflow-provider-kafka-spark\[avro\]"):
         pack.pack(args)
     assert not list(tmp_path.iterdir())

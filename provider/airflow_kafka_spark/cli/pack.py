@@ -26,7 +26,19 @@ SINKS = ("delta", "files", "iceberg", "kafka", "postgres")
 SOURCES = ("cdc", "files", "jdbc", "kafka", "mysql_cdc")
 FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
 
-_FURTHER = {"json": ("msgspec",), "protoc": ("grpcio-tools",)}
+_LIBPQ = ("psycopg-binary", "psycopg-c")
+"""Packages of psycopg with the library libpq, which executors may lack."""
+_FURTHER = {
+    "json": ("msgspec",),
+    "protoc": ("grpcio-tools",),
+    "cdc": _LIBPQ,
+    "postgres": _LIBPQ,
+    # For logins with `caching_sha2_password`, and with `ed25519`.
+    "mysql_cdc": ("cryptography", "pynacl"),
+    # For object stores, and in S3 for `visibility="listing"`.
+    "files": ("obstore", "boto3"),
+}
+"""Packages of a part that are added if they are installed here."""
 _EXTRAS = {
     **{name: name for name in ("avro", "iceberg", "postgres", "protobuf")},
     **{"cdc": "postgres", "jdbc": "postgres", "mysql_cdc": "mysql", "registry": "avro"},

@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 
 import pytest
+from pyspark import cloudpickle
 
 from airflow_kafka_spark.hooks.spark.tasks import executor_check
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors, ExecutorLacks, Requirements, explain
+from airflow_kafka_spark.sinks.files.tasks.write import ObjectsSplitWriter, UploadsSplitWriter
+from airflow_kafka_spark.sinks.storage.store import TableLocation, open_objects, open_store
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,18 @@ def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs(
     assert executor_check.find_parts(b"cairflow_kafka_spark.hooks.tasks.registry_client\nRegistryClient") == {"registry"}
     assert executor_check.find_parts(b"cairflow_kafka_spark.hooks.tasks.registry_client\nRegisteredSchema") == set()
     assert executor_check.find_parts(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
+
+
+def test_a_writer_of_an_object_store_needs_its_client_on_executors_and_one_of_a_directory_does_not():
+    def find_parts(place, writer=ObjectsSplitWriter, opened=open_store):
+        store = opened(TableLocation.parse(place, ("s3",)), None)
+        return executor_check.find_parts(cloudpickle.dumps(writer(store)))
+
+    assert find_parts("s3://lake/orders", opened=open_objects) == {"object-stores"}
+    assert find_parts("s3://lake/orders", UploadsSplitWriter, open_objects) == {"object-stores", "uploads"}
+    assert find_parts("/lake/orders") == set()
+    (obstore,) = [package for package in Requirements.of({"object-stores"}).packages if package.name == "obstore"]
+    assert (obstore.driver, obstore.minimum, obstore.below) == (metadata.version("obstore"), "0.11", "1")
 
 
 def test_an_executor_names_all_that_it_lacks_in_one_sentence_before_the_task_is_made(elsewhere, monkeypatch):
@@ -138,6 +153,10 @@ def test_the_drivers_own_environment_is_not_checked(elsewhere):
         (
             "Error from python worker:\n  ./environment/bin/python: 6: exec: python3.12: not found\nPYTHONPATH was:",
             "an executor has no Python `python3.12`, which the archive of `spark.archives` starts",
+        ),
+        (
+            "ImportError: no pq wrapper available.\n- couldn't import psycopg 'c' implementation: No module named 'psycopg_c'",
+            "psycopg finds no library `libpq` on an executor (`psycopg-binary` has one)",
         ),
         ("ModuleNotFoundError: No module named 'pandas'", "a Python worker of an executor finds no module `pandas`"),
         ("java.lang.OutOfMemoryError", ""),

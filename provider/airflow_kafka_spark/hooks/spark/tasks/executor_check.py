@@ -35,6 +35,8 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
     "iceberg": (("pyiceberg", "pyiceberg"),),
+    "object-stores": (("obstore", "obstore"),),
+    "uploads": (("boto3", "boto3"),),
     "registry": (
         ("attrs", "attr"),
         ("authlib", "authlib"),
@@ -56,7 +58,9 @@ _PARTS = (
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
     ("airflow_kafka_spark.sinks.iceberg.tasks.", "iceberg"),
-    # A class, because the descriptions of schemas in its module need no package.
+    # Classes, because other objects of their modules need no package.
+    ("ObjectTableStore", "object-stores"),
+    ("UploadsSplitWriter", "uploads"),
     ("RegistryClient", "registry"),
 )
 
@@ -252,6 +256,8 @@ _LACKS = re.compile(r"ExecutorLacks: (.+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _VERSIONS = re.compile(r"Python in worker has different version:? \(?(\d+[.,] ?\d+)\)? than that in driver:? (\d+\.\d+)")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_LIBPQ = "no pq wrapper available"
+"""The error of psycopg without libpq. Its next line names a module that is optional."""
 _INTERPRETER = re.compile(r"bin/python: (?:line )?\d+: exec: ([^\n]+): [^:\n]+")
 """Pattern of the error of the shell script that starts Python in an archive of ``pack``, if the interpreter is missing."""
 
@@ -267,6 +273,8 @@ def explain(text: str) -> str:
         return f"an executor has no Python at `{found[1]}`"
     if found := _INTERPRETER.search(text):
         return f"an executor has no Python `{found[1]}`, which the archive of `spark.archives` starts"
+    if _LIBPQ in text:
+        return "psycopg finds no library `libpq` on an executor (`psycopg-binary` has one)"
     if found := _MODULE.search(text):
         return f"a Python worker of an executor finds no module `{found[1]}`"
     return ""
