@@ -145,6 +145,9 @@ def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, mon
         with pytest.raises(ValidationError) as caught:
             files.run(**ids)
         assert caught.value.retryable is retryable, "a retry helps if all that is wrong may be gone by then"
+    with monkeypatch.context() as patched:
+        patched.setenv("SPARK_HOME", str(tmp_path))
+        assert "has no `bin/spark-submit`" in problems(files)["spark_conn_id"]
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "Java" in problems(files)["spark_conn_id"], "one clear sentence"

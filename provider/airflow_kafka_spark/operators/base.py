@@ -672,7 +672,7 @@ class WindowOperator(ChecksArguments, VisibleOperator):
 
     def _find_spark_connection_problems(self) -> list[Problem]:
         from airflow_kafka_spark.hooks.spark.health import find_master_problem
-        from airflow_kafka_spark.hooks.spark.jars import find_java
+        from airflow_kafka_spark.hooks.spark.jars import find_java, find_spark_home_problem
 
         try:
             _ = self.spark.keep_alive
@@ -681,6 +681,9 @@ class WindowOperator(ChecksArguments, VisibleOperator):
                 return [Problem("spark_conn_id", "pyspark is not installed here", action)]
             if not self.spark.is_connect:
                 find_java()
+                if reason := find_spark_home_problem():
+                    action = "Unset it, as pyspark brings a Spark, or install the release of pyspark that fits"
+                    return [Problem("spark_conn_id", reason, action)]
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]

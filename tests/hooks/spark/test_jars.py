@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,16 @@ def test_importing_it_imports_no_pyspark() -> None:
     imports = "import sys; from airflow_kafka_spark.hooks.spark import jars"
     code = f"{imports}; jars.find_spark_kafka_connector(); sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+
+
+def test_a_spark_home_of_another_release_than_pyspark_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    assert jars.find_spark_home_problem() == ""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert jars.find_spark_home_problem() == f"`SPARK_HOME` is `{tmp_path}`, which has no `bin/spark-submit`"
+    for name in ("bin/spark-submit", "jars/spark-core_2.12-3.5.7.jar"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert f"has Spark 3.5.7, and pyspark here is {metadata.version('pyspark')}" in jars.find_spark_home_problem()
+    monkeypatch.setenv("SPARK_HOME", str(jars.find_pyspark_jars().parent))
+    assert jars.find_spark_home_problem() == ""

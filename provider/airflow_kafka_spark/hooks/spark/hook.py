@@ -428,12 +428,14 @@ class SparkHook(BaseHook):
         server of another protocol, is reported within ten seconds; the whole test takes at most 90 seconds.
         """
         from airflow_kafka_spark.hooks.spark.health import find_master_problem, probe_spark
-        from airflow_kafka_spark.hooks.spark.jars import find_java
+        from airflow_kafka_spark.hooks.spark.jars import find_java, find_spark_home_problem
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
+                if reason := find_spark_home_problem():
+                    return False, reason
             if reason := find_master_problem(self.master) or self.find_unreachable_reason(refuse_silent=True):
                 return False, reason
             settings = self.make_settings()

@@ -128,13 +128,38 @@ def find_pyspark_jars() -> Path:
 
 def find_spark_kafka_connector() -> str:
     """Return the coordinate of Spark's Kafka connector for the release and the Scala version of the installed pyspark."""
+    version = _read_pyspark_version()
+    core = next(find_pyspark_jars().glob("spark-core_*.jar"), None)
+    scala = core.name.removeprefix("spark-core_").split("-")[0] if core else "2.13"
+    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
+
+
+def _read_pyspark_version() -> str:
     text = (_find_pyspark() / "version.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
     if not version:
         raise JarsUnavailable(["pyspark"], "the installed pyspark does not state its version")
-    core = next(find_pyspark_jars().glob("spark-core_*.jar"), None)
-    scala = core.name.removeprefix("spark-core_").split("-")[0] if core else "2.13"
-    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version[1]}"
+    return version[1]
+
+
+def find_spark_home_problem() -> str:
+    """Return the reason why pyspark cannot start the Spark in ``SPARK_HOME``; "" if it may, or if the variable is not set.
+
+    Most jobs without SQL work with another release, and SQL fails with errors that name objects of Java.
+
+    :raises JarsUnavailable: pyspark is not installed.
+    """
+    home = os.environ.get("SPARK_HOME")
+    if home is None:
+        return ""
+    if not Path(home, "bin", "spark-submit").is_file():
+        return f"`SPARK_HOME` is `{home}`, which has no `bin/spark-submit`"
+    core = next(Path(home, "jars").glob("spark-core_*.jar"), None)
+    release = re.match(r"spark-core_[\d.]+-((\d+\.\d+)\..+)\.jar", core.name) if core else None
+    version = _read_pyspark_version()
+    if release is None or version.startswith(f"{release[2]}."):
+        return ""
+    return f"`SPARK_HOME` is `{home}`, which has Spark {release[1]}, and pyspark here is {version}"
 
 
 def resolve_jars(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
