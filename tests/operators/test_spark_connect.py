@@ -25,6 +25,8 @@ from tests.support.runs import ROOT, Victim
 from tests.support.shop import SPLIT, Shop, shop
 from tests.support.waiting import fence_tasks, settled
 
+pytestmark = pytest.mark.servers
+
 
 @dataclass(frozen=True)
 class Server:
@@ -59,6 +61,16 @@ def through(attempt: Victim, connection: str) -> dict[str, Any]:
     assert attempt.wait() == 0, attempt.tail()
     assert f"sc://127.0.0.1:{json.loads(connection)['port']}" in attempt.log.read_text()
     return attempt.result()
+
+
+def output_of(program: str, server: Server) -> str:
+    """Return the output of a program of the tests, which connects to the server."""
+    path = os.pathsep.join([str(ROOT / "provider"), str(ROOT)])
+    command = [sys.executable, "-m", program, str(server.port)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_SUBMIT_ARGS"} | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_a_window_through_spark_connect(files, connection, monkeypatch):
@@ -132,10 +144,17 @@ def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, 
 
 @pytest.mark.extended
 def test_chains_are_over_connect_what_they_are_in_one_process_and_are_refused_at_the_same_time(server):
-    path = os.pathsep.join([str(ROOT / "provider"), str(ROOT)])
-    command = [sys.executable, "-m", "tests.transforms.over_connect", str(server.port)]
-    environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_SUBMIT_ARGS"} | {"PYTHONPATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = output_of("tests.transforms.over_connect", server)
     for word in ("transforms[0] Cast.spec", "transforms[0] Filter: ", "PARSE_SYNTAX_ERROR", "`more` is new"):
-        assert word in done.stdout
+        assert word in said
+
+
+# --- the end of a server ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_a_server_that_ends_or_drops_the_session_in_the_middle_of_a_job_is_one_clear_error_that_comes_soon(server):
+    dropped, gone = output_of("tests.support.connect_ends", server).splitlines()
+    reason = "(connection `spark_default`) cannot be used: the server has ended"
+    assert f"{reason} the session, most likely because it was restarted. " in dropped and dropped.endswith("(in time)")
+    assert f"{reason}, or does not answer any more. " in gone and gone.endswith("(in time)")

@@ -27,6 +27,12 @@ SHOWN_TASKS = 8
 REMEDY = "Spark does not end a task that hangs. `execution_timeout` of the Airflow task ends the attempt"
 
 
+_NONE_RUNNING = (
+    "No task is running: Spark has no free cores. On a cluster, either other applications have all cores or memory, or no worker "
+    "has what `spark.executor.memory` and `spark.executor.cores` ask for. "
+)
+
+
 class RunningTask(NamedTuple):
     """A task of a Spark job that is running.
 
@@ -75,13 +81,13 @@ class StallReporter:
     _clock: StallClock = field(default_factory=StallClock, init=False)
 
     def check(
-        self, finished: int, tasks: int, list_tasks: Callable[[], list[RunningTask]], find_stopped: Callable[[], list[int]]
+        self, finished: int, tasks: int, list_tasks: Callable[[], list[RunningTask] | None], find_stopped: Callable[[], list[int]]
     ) -> None:
         """Log the tasks that are running, if none has ended since the last line and the time has come.
 
         :param finished: the number of finished tasks.
         :param tasks: the number of all tasks.
-        :param list_tasks: returns the tasks that are running.
+        :param list_tasks: returns the tasks that are running; None if that is not known.
         :param find_stopped: returns the ids of stopped processes.
         """
         if finished != self._finished or finished >= tasks:
@@ -117,10 +123,12 @@ class SilenceReporter:
             log.warning(line, self._window, seconds, REMEDY)
 
 
-def _describe_tasks(running: list[RunningTask], name_task: Callable[[int], str]) -> str:
+def _describe_tasks(running: list[RunningTask] | None, name_task: Callable[[int], str]) -> str:
     """Return the longest running tasks, as a sentence that ends with a space."""
-    if not running:
+    if running is None:
         return ""
+    if not running:
+        return _NONE_RUNNING
     shown = [
         f"{name_task(task.number)} for {task.seconds:.0f} s on {task.host} (executor {task.executor})"
         for task in sorted(running, key=lambda task: -task.seconds)[:SHOWN_TASKS]

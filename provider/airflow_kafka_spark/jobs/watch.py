@@ -150,7 +150,7 @@ class Watch:
             finished, tasks = sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known)
             reporter(finished, tasks)
             # Only the server's own pages name the tasks that are running.
-            stalls.check(finished, tasks, list, list)
+            stalls.check(finished, tasks, lambda: None, list)
 
         session.registerProgressHandler(handle)
         try:

@@ -48,6 +48,11 @@ _MASTERS = "`local[*]`, `local[4]`, `yarn`, `spark://host:7077` or `k8s://https:
 _ADDRESS = re.compile(r"([^\[\]:/]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/.*)?")
 """A host, perhaps with a port."""
 _RESULT = "airflow-kafka-spark: "
+_CONNECT_ENDED = re.compile(
+    r"INVALID_HANDLE\.(SESSION_|OPERATION_(NOT_FOUND|ABANDONED))|RESPONSE_ALREADY_RECEIVED|server side session id"
+)
+"""Pattern of the errors of a Connect client whose session the server does not know any more."""
+_CONNECT_SILENT = re.compile(r"\[RETRIES_EXCEEDED\]|StatusCode\.UNAVAILABLE")
 
 
 def discard_ended() -> str:
@@ -162,6 +167,21 @@ def _describe_jvm_end(gateway: JavaGateway) -> str:
         killed = f"its JVM was killed by {signal.Signals(-code).name}"
         return f"{killed}, perhaps because the machine ran out of memory" if code == -signal.SIGKILL else killed
     return f"its JVM ended with exit code {code}"
+
+
+def find_connect_end(error: BaseException) -> str:
+    """Return the reason why a Connect server ended the session of a job, as the end of a sentence; "" for any other error.
+
+    :param error: the error of the job, or one that it has caused.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if _CONNECT_ENDED.search(str(cause)):
+            return "the server has ended the session, most likely because it was restarted"
+        if _CONNECT_SILENT.search(str(cause)):
+            return "the server has ended, or does not answer any more"
+        cause = cause.__cause__
+    return ""
 
 
 def is_local_master(master: str) -> bool:

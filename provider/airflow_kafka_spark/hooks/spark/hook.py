@@ -25,6 +25,7 @@ from airflow_kafka_spark.hooks.spark.health import (
     call_driver,
     discard,
     discard_ended,
+    find_connect_end,
     find_first_line,
     get_java_session_class,
     is_local_master,
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 60.0
-"""Maximum number of seconds to wait until a context is stopped."""
+"""Maximum number of seconds to wait until a context is stopped, or the session of a Connect server is released."""
+
+CONNECT_RETRIES = 7
+"""How many times a request that a Connect server does not answer is repeated. The pauses add up to two minutes. With the default
+of Spark's client, an attempt would wait twice ten minutes after the end of its server."""
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
@@ -248,7 +253,10 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def _open_connect_session(self) -> Iterator[SparkSession]:
-        """Yield a session of a Connect server; one that is made here is stopped on leaving."""
+        """Yield a session of a Connect server; one that is made here is stopped on leaving.
+
+        :raises SparkUnavailable: it cannot be started, or the server has ended it.
+        """
         from pyspark.sql import SparkSession
 
         _silence_clients()
@@ -260,8 +268,14 @@ class SparkHook(BaseHook):
         session = self._start_connect_session()
         try:
             yield session
+        except Exception as error:
+            reason = find_connect_end(error)
+            if reason and not (isinstance(error, SparkJobFailed) and error.cancelled):
+                raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
+            raise
         finally:
-            session.stop()
+            if not call_driver(session.stop, STOP_SECONDS):
+                log.warning("The Spark Connect server has not answered for %.0f s: its session was not released", STOP_SECONDS)
 
     @contextmanager
     def _open_context(self, jars: tuple[str, ...]) -> Iterator[SparkContext]:
@@ -380,6 +394,11 @@ class SparkHook(BaseHook):
             if key.startswith("spark.sql."):
                 builder = builder.config(key, value)
         session: SparkSession = builder.getOrCreate()
+        client: Any = session.client
+        if hasattr(client, "set_retry_policies"):  # not in Spark 3.5
+            from pyspark.sql.connect.client.retries import DefaultPolicy
+
+            client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES)])
         return session
 
     def _make_context(self, settings: Mapping[str, str]) -> SparkContext:
