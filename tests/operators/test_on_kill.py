@@ -90,3 +90,14 @@ def test_a_worker_that_is_stopped_is_named_with_its_split_and_the_window_ends_on
     split = re.escape(f"({files.topic}-")
     assert re.search(rf"\d of \d+ tasks of its Spark job have ended, and none for \d+ s. Running: split \d {split}", line), line
     assert "(executor driver)" in line and "`execution_timeout`" in line
+
+
+def test_a_job_without_a_running_task_is_said_to_have_no_executor_unless_that_is_not_known(monkeypatch, caplog):
+    monkeypatch.setattr(stalls, "STALLED_SECONDS", 0.0)
+    for list_tasks in (lambda: None, list):
+        caplog.clear()
+        reporter = stalls.StallReporter("7", str)
+        for _ in range(2):
+            reporter.check(0, 4, list_tasks, list)
+        assert "Window 7: 0 of 4 tasks of its Spark job have ended" in caplog.text
+        assert ("No task is running: Spark has no free cores." in caplog.text) == (list_tasks is list)

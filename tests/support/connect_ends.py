@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -41,7 +42,8 @@ class Cable(TcpProxy):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for link in self._links:
-            link.client.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the connection of a session that has ended
+                link.client.shutdown(socket.SHUT_RDWR)
 
 
 class Wire(Link):
