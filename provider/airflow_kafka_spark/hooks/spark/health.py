@@ -143,7 +143,8 @@ def _describe_end() -> str:
     with SparkContext._lock:
         context = SparkContext._active_spark_context
     if context is not None and (context._jsc is None or context._jsc.sc().isStopped()):
-        return "its Spark context was stopped, most likely because the master went away or gave the application up"
+        causes = "the master went away, gave the application up or is of another release of Spark than pyspark here"
+        return f"its Spark context was stopped, most likely because {causes}"
     return ""
 
 
