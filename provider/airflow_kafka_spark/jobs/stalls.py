@@ -28,8 +28,8 @@ REMEDY = "Spark does not end a task that hangs. `execution_timeout` of the Airfl
 
 
 _NONE_RUNNING = (
-    "No task is running: Spark has no free cores. On a cluster, either other applications have all cores or memory, or no worker "
-    "has what `spark.executor.memory` and `spark.executor.cores` ask for. "
+    "No task is running: Spark has no free cores. On a cluster, either other applications have all cores or memory, no worker "
+    "has what `spark.executor.memory` and `spark.executor.cores` ask for, or executors end while they start (see the workers' logs). "
 )
 
 
