@@ -29,7 +29,7 @@ REMEDY = "Spark does not end a task that hangs. `execution_timeout` of the Airfl
 
 _NONE_RUNNING = (
     "No task is running: Spark has no free cores. On a cluster, either other applications have all cores or memory, no worker "
-    "has as much as `spark.executor.memory` and `spark.executor.cores`, or executors end while they start (see the workers' logs). "
+    "has as much as `spark.executor.memory` and `spark.executor.cores`, or executors end while they start (see workers' logs). "
 )
 
 
