@@ -393,12 +393,12 @@ class SparkHook(BaseHook):
         for key, value in settings.items():
             if key.startswith("spark.sql."):
                 builder = builder.config(key, value)
-        session: SparkSession = builder.getOrCreate()
-        client: Any = session.client
-        if hasattr(client, "set_retry_policies"):  # not in Spark 3.5
+        made: Any = builder.getOrCreate()
+        if hasattr(made.client, "set_retry_policies"):  # not in Spark 3.5
             from pyspark.sql.connect.client.retries import DefaultPolicy
 
-            client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES)])
+            made.client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES)])
+        session: SparkSession = made
         return session
 
     def _make_context(self, settings: Mapping[str, str]) -> SparkContext:
