@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
-from airflow_kafka_spark.hooks.spark.health import find_master_problem
+from airflow_kafka_spark.hooks.spark.health import find_first_line, find_master_problem
 from airflow_kafka_spark.hooks.spark.hook import _QUICK_START, SECRETS, EarlyStart, SparkHook, _redirect_errors_to_output
 
 
@@ -75,6 +77,29 @@ def test_a_token_is_in_no_address_that_is_shown(connect):
     assert hook.master == "sc://head:15002"
     assert hook._remote == "sc://head:15002/;token=geheim;x-a=b;user_id=me"
     assert hook._remove_secrets("refused: geheim") == "refused: ***"
+
+
+@pytest.mark.parametrize(
+    "status, said",
+    [
+        ("UNAUTHENTICATED", "the server does not accept the token, the password of the connection (No entry)"),
+        ("PERMISSION_DENIED", "No entry (PERMISSION_DENIED)"),
+    ],
+)
+def test_the_answer_of_a_connect_server_that_refuses_a_client_is_named(status, said):
+    def refuse(_request, call):
+        call.abort(grpc.StatusCode[status], "No entry")
+
+    refusing = grpc.method_handlers_generic_handler("spark", {"Config": grpc.unary_unary_rpc_method_handler(refuse)})
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[refusing])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/spark/Config")(b"", timeout=60)
+    finally:
+        server.stop(None)
+    assert find_first_line(refused.value) == said
 
 
 def test_a_spark_connect_server_has_a_host(connect):

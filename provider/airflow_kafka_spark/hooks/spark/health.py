@@ -52,6 +52,7 @@ _CONNECT_ENDED = re.compile(
     r"INVALID_HANDLE\.(SESSION_|OPERATION_(NOT_FOUND|ABANDONED))|RESPONSE_ALREADY_RECEIVED|server side session id"
 )
 """Pattern of the errors of a Connect client whose session the server does not know any more."""
+_GRPC_ANSWER = re.compile(r'\bstatus = StatusCode\.(\w+)\s+details = "(.*)"')
 _CONNECT_SILENT = re.compile(r"\[RETRIES_EXCEEDED\]|StatusCode\.UNAVAILABLE")
 
 
@@ -302,7 +303,13 @@ def probe_spark(
 
 
 def find_first_line(error: Exception) -> str:
-    """Return the most specific line of a Spark error: the Java exception, if there is one. At most 500 characters."""
+    """Return the most specific line of a Spark error: the answer of a Connect server, or the Java exception, if there is one. It has
+    at most 500 characters."""
+    if answer := _GRPC_ANSWER.search(str(error)):
+        status, details = answer.groups()
+        if status == "UNAUTHENTICATED":
+            return f"the server does not accept the token, the password of the connection ({details[:400]})"
+        return f"{details[:480]} ({status})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
     return (java or lines or [type(error).__name__])[0][:500]
