@@ -303,8 +303,7 @@ def probe_spark(
 
 
 def find_first_line(error: Exception) -> str:
-    """Return the most specific line of a Spark error: the answer of a Connect server, or the Java exception, if there is one. It has
-    at most 500 characters."""
+    """Return the most specific line of a Spark error: a Connect server's answer, or the Java exception. At most 500 letters."""
     if answer := _GRPC_ANSWER.search(str(error)):
         status, details = answer.groups()
         if status == "UNAUTHENTICATED":
