@@ -147,6 +147,29 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
     )
 
 
+@pytest.mark.parametrize(
+    "exit_of_executor, advice",
+    [
+        ("Command exited with code 52", " (its JVM ran out of memory; raise `spark.executor.memory`)"),
+        (
+            "Container from a bad node: container_1 on host: h2. Exit status: 137. code 137",
+            " (it was killed, most likely because memory ran out; raise `spark.executor.memoryOverhead`)",
+        ),
+        ("worker lost: Not receiving heartbeat for 60 seconds", ""),
+    ],
+)
+def test_an_executor_that_ends_again_and_again_is_the_reason_of_its_job_with_what_its_exit_code_means(
+    exit_of_executor: str, advice: str
+) -> None:
+    said = f""": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, \
+most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (127.0.0.2 executor 2): ExecutorLostFailure (executor 2 exited caused by \
+one of the running tasks) Reason: {exit_of_executor}
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+"""
+    assert find_reason(RuntimeError(said)) == f"executor 2 on 127.0.0.2 ended: {exit_of_executor}{advice}"
+
+
 def test_a_job_whose_jvm_has_ended_before_its_thread_runs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """pyspark's thread first calls the JVM, to copy properties of the job."""
 

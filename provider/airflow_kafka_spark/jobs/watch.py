@@ -39,6 +39,10 @@ _OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.(\w+): (.+(?:\n  \S
 """Pattern of the class and the message of an error that a task of this package has raised, with the samples below it."""
 WORKER_EXITED = "Python worker exited unexpectedly"
 """A text in Spark's stack trace. The message of the error itself may be about a socket."""
+_EXECUTOR_LOST = re.compile(r"\((\S+) executor (\S+)\): ExecutorLostFailure .*? Reason: ([^\n]+)")
+_OUT_OF_HEAP = re.compile(r"code 52\b")
+"""The exit code of an executor whose JVM ran out of memory."""
+_KILLED = re.compile(r"code 137\b|exceeding (?:physical )?memory limits|OOMKilled")
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines in the log."""
 
@@ -349,6 +353,9 @@ def find_reason(error: Exception) -> str:
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     if _is_session_ended(error):
         return f"{SESSION_ENDED}, while Spark read a split"
+    if lost := _EXECUTOR_LOST.search(str(error)):
+        host, executor, reason = lost.groups()
+        return f"executor {executor} on {host} ended: {reason[:300].rstrip('.')}{_explain_exit(reason)}"
     if ours := _OUR_ERROR.search(str(error)):
         # The action follows in the error of the job.
         return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
@@ -357,3 +364,12 @@ def find_reason(error: Exception) -> str:
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
     return (python or causes or [type(error).__name__])[-1][:500]
+
+
+def _explain_exit(reason: str) -> str:
+    """Return what the exit of an executor means and what to do, to follow Spark's reason; "" if that is not known."""
+    if _OUT_OF_HEAP.search(reason):
+        return " (its JVM ran out of memory; raise `spark.executor.memory`)"
+    if _KILLED.search(reason):
+        return " (it was killed, most likely because memory ran out; raise `spark.executor.memoryOverhead`)"
+    return ""
