@@ -18,7 +18,7 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.topic import make_transactional_id
 from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
-from tests.support.control import forget, reset
+from tests.support.control import forget, reset, skip
 from tests.support.piped import BASE, Piped, fill
 
 
@@ -95,6 +95,22 @@ class TestReset:
             untouched.reset("committed:misspelt")
         with pytest.raises(Exception, match=f"no committed offset to begin at for {untouched.topic}-0"):
             untouched.reset(CommittedOffsets(unique("nobody"), "none"))
+
+    def test_the_group_of_another_consumer_is_neither_moved_nor_deleted(self, untouched, unique):
+        """It was named by mistake, in place of `committed:<group>` or of the pipeline's own group."""
+        other = unique("connect-orders")
+        untouched.hook.alter_committed(other, {untouched.tp(0): 4})
+        for dry_run in (True, False):
+            place = {**untouched.place, "group_id": other, "dry_run": dry_run, "why": "x"}
+            with pytest.raises(ChangeRefused, match=f"has group `{untouched.name}`, not `{other}`.*committed:{other}"):
+                reset(untouched.hook, untouched.name, "earliest", **place)
+            with pytest.raises(ChangeRefused, match=f"has group `{untouched.name}`"):
+                skip(untouched.hook, untouched.name, **place)
+            for pipeline in (untouched.name, "misspelt"):
+                with pytest.raises(ChangeRefused, match=f"`{pipeline}` has committed none of the offsets of group `{other}`"):
+                    forget(untouched.hook, pipeline, delete_group=True, **place)
+        found = untouched.hook.read_committed_offsets(other, [untouched.tp(0)])[untouched.tp(0)]
+        assert (found.offset, found.metadata) == (4, "")
 
     def test_offsets_outside_the_log_are_refused_with_the_numbers(self, untouched):
         with pytest.raises(BoundRefused) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 
 import pytest
@@ -24,11 +25,11 @@ def sunk(request):
 
 
 def control(pipeline, **options):
-    """Run a task of PipelineOffsetsOperator; return its XCom value."""
+    """Run a task of PipelineOffsetsOperator in a run of its own; return its XCom value."""
     given = {"pipeline": pipeline.name, "ledger_topic": f"ledger-{pipeline.name}", **options}
     # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
     wait_stable(pipeline.kafka.connection_extra(), given["ledger_topic"])
-    found = PipelineOffsetsOperator(task_id="offsets", **given).execute(context("manual", task_id="offsets"))
+    found = PipelineOffsetsOperator(task_id="offsets", **given).execute(context(str(uuid.uuid4()), task_id="offsets"))
     json.dumps(found)
     return found
 

@@ -14,14 +14,14 @@ import getpass
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import find_ledger, list_open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now, wait_for_others
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, make_transactional_id
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
@@ -36,7 +36,7 @@ from airflow_kafka_spark.windows.memory import (
     make_control_prefix,
     make_control_record,
 )
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -53,6 +53,25 @@ TRIES = 10
 
 
 @dataclass(frozen=True)
+class TaskTry:
+    """The try of an Airflow task that requests a change.
+
+    :param run: run of the task, ``<dag_id>/<run_id>/<task_id>``.
+    :param tries: Airflow's counters of the task.
+    :param retries: present ``retries`` of the task.
+    """
+
+    run: str
+    tries: Tries
+    retries: int = 0
+
+    def has_made(self, change: Change) -> bool:
+        """Return True if an earlier try of the task has made a change, and the task was not cleared since."""
+        known = change.tries
+        return known is not None and change.run == self.run and not self.tries.was_cleared_since(known, self.retries)
+
+
+@dataclass(frozen=True)
 class ChangeRequest:
     """The request to change a pipeline. The command line, the operator and the pages in Airflow's UI make one for each command.
 
@@ -61,6 +80,7 @@ class ChangeRequest:
     :param who: author of the change. Default: the user of this process.
     :param ledger_topic: the ledger that knows the pipeline.
     :param dry_run: True to change and fence nothing, and to return what would happen.
+    :param task: the task that requests the change, whose retries do not make it again; None (default) if it is no task.
     :raises ChangeRefused: ``why`` is empty.
     """
 
@@ -69,11 +89,35 @@ class ChangeRequest:
     who: str = ""
     ledger_topic: str = TOPIC
     dry_run: bool = False
+    task: TaskTry | None = None
 
     def __post_init__(self) -> None:
         if not str(self.why or "").strip():
             raise ChangeRefused("The change has no reason", expected="a few words in `why`", action="Say why")
         object.__setattr__(self, "who", str(self.who or "").strip() or _find_user())
+
+    def make_change(self, number: int, action: Action, **facts: Any) -> Change:
+        """Return the record of the change that this request makes now.
+
+        :param number: number of the change.
+        :param action: the action.
+        :param facts: further fields of the record.
+        """
+        task: dict[str, Any] = {"run": self.task.run, "tries": self.task.tries} if self.task is not None else {}
+        return Change(number, action, self.who, self.why, format_utc_now(), **facts, **task)
+
+    def refuse_repetition(self, memory: Memory, action: Action) -> None:
+        """Refuse to make a change again that an earlier try of the requesting task has made.
+
+        :param memory: the state of the pipeline.
+        :param action: the action.
+        :raises ChangeRepeated: an earlier try has made it.
+        """
+        if self.task is None or self.dry_run:
+            return
+        for change in memory.history:
+            if change.action == action and self.task.has_made(change):
+                raise ChangeRepeated(self, change)
 
 
 def _find_user() -> str:
@@ -233,6 +277,30 @@ class ChangeResult:
     def skipped_offsets(self) -> int:
         """The number of offsets that are skipped: an upper bound of the records."""
         return sum(gap.end - gap.start for gap in self.skipped)
+
+
+class ChangeRepeated(Exception):
+    """Raised if a task requests a change that an earlier try of it has made. Nothing was changed.
+
+    :param request: the request.
+    :param change: the change that the earlier try has made.
+    """
+
+    def __init__(self, request: ChangeRequest, change: Change) -> None:
+        super().__init__(f"change {change.number} of pipeline {request.pipeline} was made by an earlier try of its task")
+        self.request, self.change = request, change
+
+    @property
+    def result(self) -> ChangeResult:
+        """The result of the earlier try, as far as the record of the change shows it."""
+        change = self.change
+        return replace(
+            ChangeResult.of(change.action, self.request, change),
+            changed=False,
+            moves=tuple(Move(*tp, change.before.get(tp), after) for tp, after in sorted(change.after.items())),
+            renamed_to=change.name if change.action == "rename" else None,
+            warnings=(f"An earlier try of this task has made change {change.number} already, at {change.at}",),
+        )
 
 
 def list_open_windows(memory: Memory) -> tuple[OpenWindow, ...]:

@@ -25,13 +25,14 @@ from airflow_kafka_spark.control.position import (
     is_other_topic,
     refuse_members,
     refuse_open,
+    refuse_owned,
     resolve_group,
 )
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
-from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
-from airflow_kafka_spark.ledger.group import make_offset_metadata
+from airflow_kafka_spark.ledger.attempt import ChangeLedger
+from airflow_kafka_spark.ledger.group import is_committed_by, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import (
     TOPIC,
     WAIT_FOR_NONE,
@@ -88,9 +89,10 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:
+        request.refuse_repetition(memory, action)
         if memory.is_paused == (action == "pause"):
             return None
-        return Change(memory.next_change, action, request.who, request.why, format_utc_now())
+        return request.make_change(memory.next_change, action)
 
     change, memory = request_change(hook, memory, request, decide)
     before = memory.pause if change is None or action == "resume" else None
@@ -143,6 +145,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:
+        request.refuse_repetition(memory, "rebind")
         refuse_blank(memory, request.ledger_topic)
         going = list_open_windows(memory)
         if going and running is not False:
@@ -153,7 +156,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
         asked = memory.find_rebind_after(memory.binding)
         if asked is not None and asked.window == window:
             return None
-        return Change(memory.next_change, "rebind", request.who, request.why, format_utc_now(), window=window)
+        return request.make_change(memory.next_change, "rebind", window=window)
 
     change, memory = request_change(hook, memory, request, decide)
     asked = change or memory.find_rebind_after(memory.binding)
@@ -205,9 +208,12 @@ def forget(
     :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
+    :raises GroupOwned: the group that is to be deleted belongs to another pipeline.
+    :raises ChangeRefused: the group that is to be deleted is not known, or has the offsets of another consumer.
     """
     pipeline, ledger_topic = request.pipeline, request.ledger_topic
     found = _find_forgettable(hook, pipeline, ledger_topic, is_said=bool(delete_group and group_id))
+    request.refuse_repetition(found.memory, "forget")
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
     if request.dry_run:
@@ -222,6 +228,7 @@ def forget(
         while True:
             found = ledger.topic.read(pipeline)
             memory, change = found.memory, found.memory.next_change
+            request.refuse_repetition(memory, "forget")
             _check_forget(hook, memory, ledger_topic, group_id, delete_group, discard_open)
             planned = {
                 s.interval.make_ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED
@@ -285,15 +292,11 @@ def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Chang
     last = max((memory.last_used, *memory.entries))
     published = add_landed(memory.published or {}, landed)
     before = dict(memory.position.offsets)
-    return Change(
+    return request.make_change(
         number,
         "forget",
-        request.who,
-        request.why,
-        format_utc_now(),
-        before,
-        {},
-        given_up,
+        before=before,
+        discarded=given_up,
         window=last,
         landed=landed,
         published=published,
@@ -316,11 +319,37 @@ def _check_forget(
                 raise WindowOpen(state.interval.make_ledger_name(memory.pipeline), state.run, "an earlier time")
     if not delete_group:
         return None
-    group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else find_group(memory))
+    of_source = f"{ledger_topic}.{memory.pipeline}"
+    known = of_source if has_source(memory) else find_group(memory)
+    group = group_id or known
     if not group:
         raise ChangeRefused(f"It is not known which group mirrors pipeline `{memory.pipeline}`", action="Say its `group_id`")
+    if group not in (known, of_source):
+        _refuse_foreign_group(hook, memory, ledger_topic, group)
     refuse_members(hook, group)
     return group
+
+
+def _refuse_foreign_group(hook: KafkaHook, memory: Memory, ledger_topic: str, group: str) -> None:
+    """Refuse to delete a group with committed offsets, none of which the pipeline has committed.
+
+    :param group: another group than the one that the ledger knows.
+    :raises GroupOwned: another pipeline uses it.
+    :raises ChangeRefused: another consumer uses it.
+    """
+    refuse_owned(hook, memory.pipeline, ledger_topic, group)
+    moved = memory.merge_moved_offsets()
+    topics = {tp.topic for tp in (*moved.windows.offsets, *moved.intervals.offsets)}
+    # Without a record of the pipeline, the metadata of its group may be all that is left of it.
+    described = hook.describe_topics(topics or hook.list_topics(), missing="omit")
+    partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
+    committed = [there for there in hook.read_committed_offsets(group, partitions, stable=False).values() if there]
+    if committed and not any(is_committed_by(memory.pipeline, there, "") for there in committed):
+        raise ChangeRefused(
+            f"Pipeline `{memory.pipeline}` has committed none of the offsets of group `{group}`",
+            expected="its own group: that of another consumer is not deleted",
+            action="Correct the name, or delete the group with `kafka-consumer-groups.sh --delete --group`",
+        )
 
 
 def list_live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = True) -> list[bytes]:
@@ -361,9 +390,9 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
         raise ChangeRefused(wrong[0], expected="a name for a pipeline", action=wrong[1])
 
     def plan_rename(memory: Memory, other: Memory) -> tuple[str, Change]:
+        request.refuse_repetition(memory, "rename")
         group = _check_rename(hook, memory, other, to, request.ledger_topic, group_id)
-        offsets = dict(memory.position.offsets)
-        return group, Change(memory.next_change, "rename", request.who, request.why, format_utc_now(), offsets, {}, name=to)
+        return group, request.make_change(memory.next_change, "rename", before=dict(memory.position.offsets), name=to)
 
     # Checked before fencing, so that a refused command disturbs no attempt.
     memory = read_pipeline(hook, pipeline, request.ledger_topic).memory

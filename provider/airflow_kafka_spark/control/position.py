@@ -22,10 +22,10 @@ from airflow_kafka_spark.errors import (
     WindowOpen,
 )
 from airflow_kafka_spark.hooks.kafka.log import check_in_log, format_partitions, read_log, resolve_start
-from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, format_utc_now
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.group import find_source_window, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
-from airflow_kafka_spark.windows.changes import Action, Change
+from airflow_kafka_spark.windows.changes import Action
 from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
@@ -73,21 +73,36 @@ KEEP_CHANGES = 100
 def resolve_group(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str:
     """Return the group that mirrors a pipeline, after a check that it has no members, and that no other pipeline uses it.
 
-    :raises ChangeRefused: the group is not known.
+    :raises ChangeRefused: the group is not known, or another one than the given one is.
     :raises GroupHasMembers: the group has members.
     :raises GroupOwned: another pipeline uses the group.
     """
-    group = group_id or find_group(memory)
+    known = find_group(memory)
+    group = group_id or known
     if not group:
         raise ChangeRefused(
             f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
             action="Say its `group_id`",
         )
-    ledger = Ledger(hook, memory.pipeline, "", topic=ledger_topic)
-    if ledger.topic.find_existing() and (owner := ledger.find_other_owner(group)) is not None:
-        raise GroupOwned(memory.pipeline, group, owner)
+    refuse_owned(hook, memory.pipeline, ledger_topic, group)
+    if known and group != known:
+        raise ChangeRefused(
+            f"Pipeline `{memory.pipeline}` has group `{known}`, not `{group}`",
+            expected="its own group: the offsets of another consumer are not changed",
+            action=f"Leave out `group_id`. To move the pipeline to the offsets of `{group}`: `reset` to `committed:{group}`",
+        )
     refuse_members(hook, group)
     return group
+
+
+def refuse_owned(hook: KafkaHook, pipeline: str, ledger_topic: str, group: str) -> None:
+    """Refuse a group that another pipeline uses, as the ledger has recorded.
+
+    :raises GroupOwned: another pipeline uses the group.
+    """
+    ledger = Ledger(hook, pipeline, "", topic=ledger_topic)
+    if ledger.topic.find_existing() and (owner := ledger.find_other_owner(group)) is not None:
+        raise GroupOwned(pipeline, group, owner)
 
 
 def refuse_open(memory: Memory) -> None:
@@ -328,7 +343,7 @@ def write_position_change(
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = find_published(memory, discarded)
-    change = Change(move.number, action, request.who, request.why, format_utc_now(), before, after, given_up, landed=landed)
+    change = request.make_change(move.number, action, before=before, after=after, discarded=given_up, landed=landed)
     # The published records stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     position = advance_source(move.given_up, memory, move.position)
@@ -395,6 +410,7 @@ def reset(
     target = parse_target(to)
 
     def plan_reset(memory: Memory) -> tuple[PositionChange, str]:
+        request.refuse_repetition(memory, "reset")
         if isinstance(target, CommittedOffsets) and target.group_id == find_source_group(request):
             return _move_behind_lost_window(hook, memory, request, list_named_topics(only), discard_open), target.group_id
         group = _check_reset(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(list_named_topics(only)))
@@ -520,6 +536,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     """
 
     def plan_skip(memory: Memory) -> tuple[PositionChange, str | None]:
+        request.refuse_repetition(memory, "skip")
         group = _check_skip(hook, memory, request.ledger_topic, group_id)
         for entry in list_open_entries(memory):
             if not request.dry_run and running is not False:

@@ -23,7 +23,6 @@ from airflow_kafka_spark.control.base import (
 from airflow_kafka_spark.control.pipelines import find_ledger, has_source
 from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
-from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs, subtract_offsets
@@ -61,16 +60,17 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
     memory, number, interval = find_window(hook, request, window, name)
+    request.refuse_repetition(memory, "replay")
 
     def find_asked(memory: Memory) -> Window:
         return _find_interval_window(memory, interval) if interval else _find_progress_window(memory, number)
 
     def decide(memory: Memory) -> Change | None:
+        request.refuse_repetition(memory, "replay")
         there = find_asked(memory)
         if memory.replay_asked(there):
             return None
-        asked = (there.number, interval, there.replay)
-        return Change(memory.next_change, "replay", request.who, request.why, format_utc_now(), {}, {}, (), *asked)
+        return request.make_change(memory.next_change, "replay", window=there.number, name=interval, replay=there.replay)
 
     there = find_asked(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
@@ -194,6 +194,7 @@ def resend_dead_letters(
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
     memory, number, interval = find_window(hook, request, window, name)
+    request.refuse_repetition(memory, "resend")
     entry, left = _find_window(hook, memory, request.ledger_topic, interval, number)
     number = entry.window.number
 
@@ -202,10 +203,7 @@ def resend_dead_letters(
         if _find_window(hook, memory, request.ledger_topic, interval, number, waits=True)[1] != left:
             return None
         offsets = {tp: group_into_runs(found) for tp, found in sent.items()}
-        return Change(
-            memory.next_change, "resend", request.who, request.why, format_utc_now(), window=number, name=interval,
-            landed=left.landed, resent=offsets,
-        )  # fmt: skip
+        return request.make_change(memory.next_change, "resend", window=number, name=interval, landed=left.landed, resent=offsets)
 
     def make_result(change: Change | None, warnings: tuple[str, ...]) -> ChangeResult:
         made = ChangeResult.of("resend", request, change)

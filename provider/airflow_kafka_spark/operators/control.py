@@ -167,13 +167,17 @@ class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
         :raises ValidationError: arguments are invalid; nothing was asked or changed.
         :raises KafkaSparkError: the command was refused, or Kafka did not answer; nothing was changed.
         """
+        from airflow_kafka_spark.control.base import ChangeRepeated
         from airflow_kafka_spark.control.pipelines import name_similar_pipelines, to_json
 
         if problems := self._find_problems():
             raise ValidationError(problems)
         self.links = make_pipeline_links(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
         with self.kafka, name_similar_pipelines(self.kafka):
-            found = getattr(self, f"_perform_{self.action}")(Run.of(context))
+            try:
+                found = getattr(self, f"_perform_{self.action}")(Run.of(context))
+            except ChangeRepeated as repeated:
+                found = self._log_warnings(repeated.result)
         return to_json(found)
 
     def _perform_show(self, run: Run) -> PipelineState:
@@ -264,9 +268,10 @@ class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
         return done
 
     def _request(self, run: Run) -> ChangeRequest:
-        from airflow_kafka_spark.control.base import ChangeRequest
+        from airflow_kafka_spark.control.base import ChangeRequest, TaskTry
 
-        return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
+        task = TaskTry(run.id, run.tries, self.retries or 0)
+        return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only, task)
 
     def _parse_target(self) -> MoveTarget:
         shift = _parse_whole(self.shift_by)

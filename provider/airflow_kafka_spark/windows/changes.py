@@ -15,7 +15,7 @@ from airflow_kafka_spark.windows.codec import (
     published_to_json,
 )
 from airflow_kafka_spark.windows.dead_letters import Runs, decode_offsets, encode_offsets
-from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition, Tries
 from airflow_kafka_spark.windows.plan import Position
 
 Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "resend", "rebind", "rename"]
@@ -64,6 +64,8 @@ class Change:
     :param name: for ``replay`` and ``resend``: name of the data interval, empty for a window without one; for ``rename``: the
         other name.
     :param replay: for ``replay``: number of earlier replays of the window.
+    :param run: run of the Airflow task that requested it, ``<dag_id>/<run_id>/<task_id>``; empty for other requests.
+    :param tries: Airflow's counters of that task; None for other requests.
     :param offset: offset of its record in the ledger partition; -1 if it was not read from there. It is not compared.
     """
 
@@ -82,6 +84,8 @@ class Change:
     published: Mapping[TopicPartition, Published] = field(default_factory=dict)
     forgotten: Forgotten | None = None
     resent: Mapping[TopicPartition, Runs] = field(default_factory=dict)
+    run: str = ""
+    tries: Tries | None = None
     offset: int = field(default=-1, compare=False)
 
     @property
@@ -102,6 +106,8 @@ def change_to_json(change: Change) -> dict[str, Any]:
         **({"published": published_to_json(change.published)} if change.published else {}),
         **({"forgotten": _forgotten_to_json(change.forgotten)} if change.forgotten is not None else {}),
         **({"resent": encode_offsets(change.resent)} if change.resent else {}),
+        **({"run": change.run} if change.run else {}),
+        **({"tries": change.tries.to_json()} if change.tries is not None else {}),
     }
     return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **facts}
 
@@ -120,6 +126,7 @@ def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
         "published": published_from_json(value.get("published", ())),
         "forgotten": _forgotten_from_json(value["forgotten"]) if "forgotten" in value else None,
         "resent": decode_offsets(value.get("resent", ())),
+        "tries": Tries(*value["tries"]) if "tries" in value else None,
     }
     return Change(**{**facts, **offsets, **parsed, "offset": offset})
 

@@ -579,6 +579,10 @@ class Tries:
         run_was_cleared = self.clears > known.clears or -1 in (self.clears, known.clears)
         return run_was_cleared and 0 < known.number <= self.allowed - retries < self.number
 
+    def to_json(self) -> list[int]:
+        """Return the counters as JSON."""
+        return [self.number, self.allowed, self.clears]
+
 
 def record_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: str) -> dict[str, Tries]:
     """Return the counters of the last :data:`MAX_RUNS` runs that have worked on a window, the newest last.
@@ -595,7 +599,7 @@ def record_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: st
 
 def tries_to_json(tries: Mapping[str, Tries]) -> dict[str, list[int]]:
     """Return the counters by run, as JSON."""
-    return {run: [seen.number, seen.allowed, seen.clears] for run, seen in tries.items()}
+    return {run: seen.to_json() for run, seen in tries.items()}
 
 
 def tries_from_json(value: Mapping[str, list[int]]) -> dict[str, Tries]:
