@@ -26,7 +26,7 @@ from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem, TopicMissing, ValidationError
 from airflow_kafka_spark.hooks.kafka.log import TOLERANCE_SECONDS
 from airflow_kafka_spark.ledger.lag import LagMeter
-from airflow_kafka_spark.ledger.topic import LedgerReader
+from airflow_kafka_spark.ledger.topic import LedgerReader, refuse_renamed
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, find_worst_verdict
 from airflow_kafka_spark.windows.memory import WindowCriteria, find_completed
@@ -665,6 +665,7 @@ class IntervalProbe:
             self._problems.append(Problem("end", "there is no end to wait for"))
         self.grace = parse_seconds("grace", grace, self._problems) or 0.0
         self._passed: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
 
     def find_problems(self) -> list[Problem]:
         return self._problems
@@ -673,7 +674,12 @@ class IntervalProbe:
         assert self.end is not None
         # Read the clock first, so that records written during the requests do not count as late.
         over = time.time() >= self.end.timestamp() + self.grace
-        partitions = [tp for topic in hook.describe_topics(self.topics).values() for tp in topic.topic_partitions]
+        described = hook.describe_topics(self.topics)
+        partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
+        ids = {name: topic.topic_id for name, topic in described.items()}
+        # Records of a topic that was deleted since say nothing about the new one.
+        self._passed = {tp: o for tp, o in self._passed.items() if self._topic_ids[tp.topic] == ids[tp.topic]}
+        self._topic_ids = ids
         left = [tp for tp in partitions if tp not in self._passed]
         end_ms = round(self.end.timestamp() * 1000)
         # A timestamp in the future proves nothing: a partition with only such records is idle once ``grace`` is over.
@@ -773,6 +779,7 @@ class WindowProbe:
 
     def check(self, hook: KafkaHook) -> ProbeResult:
         memory = self._ledger.read(hook)
+        refuse_renamed(memory)
         found = find_completed(memory, self.wanted)
         if found is None:
             if (
@@ -786,6 +793,10 @@ class WindowProbe:
             unfinished = memory.open_entry
             state = f"its last complete window is {memory.last_number}" if memory.exists else "the ledger does not know it yet"
             state += f", window {unfinished.window.number} is open" if unfinished else ""
+            if memory.is_unknown and memory.forgotten is not None:
+                state = f"it was forgotten at {memory.forgotten.at}, by {memory.forgotten.who}"
+            if memory.pause is not None:
+                state += f". It is paused since {memory.pause.at}, by {memory.pause.who}: {memory.pause.why}"
             return ProbeResult(False, line=f"Pipeline {memory.pipeline} has not completed {self.wanted}: {state}")
         value = {"pipeline": memory.pipeline, "window": found.window, "run": found.run, "report": dict(found.report)}
         return ProbeResult(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")

@@ -14,7 +14,9 @@ from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
+from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.operators.binding import Run, decide_binding, make_writer
+from airflow_kafka_spark.triggers import WindowProbe
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
@@ -105,6 +107,10 @@ def test_a_renamed_pipeline_continues_where_it_stood_and_is_refused_under_its_ol
         named(moved.name)
     with pytest.raises(PipelineRenamed):
         named(moved.name, group_id=unique("own"))
+    waiting = LagMeter((moved.topic,), pipeline=moved.name, ledger_topic=moved.ledger_topic)
+    for wait in (WindowProbe(pipeline=moved.name, after=0, **moved.place).check, waiting.measure):
+        with pytest.raises(PipelineRenamed, match=f'Give `pipeline="{to}"` to the sensor'):
+            wait(moved.hook)
     forget(moved.hook, moved.name, why="the name is free again", **moved.place)
     moved.settle()
     assert [r.start for r in named(moved.name, group_id=unique("own")).ranges] == [2, 0]

@@ -123,6 +123,9 @@ class TestReset:
             untouched.reset({"other": {"0": 1}})
         with pytest.raises(BoundRefused, match="reads no"):
             untouched.reset("earliest", only=["other"])
+        for unfinished in (f"{untouched.topic}:", f"{untouched.topic}:0,"):
+            with pytest.raises(ValueError, match=f"`{unfinished}` names no partitions"):
+                untouched.reset("earliest", only=[unfinished])
 
     def test_without_a_reason_nothing_is_changed(self, untouched):
         with pytest.raises(ChangeRefused, match="no reason"):

@@ -38,6 +38,9 @@ def test_it_is_complete_once_every_partition_has_passed_the_end(kafka, hook, top
     observed = checked.check(hook)
     assert observed.done
     assert observed.value["offsets"] == {f"{topic}-0": 3, f"{topic}-1": 5}
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, 2)
+    assert checked.check(hook).value["waiting"] == [f"{topic}-0", f"{topic}-1"], "the records were those of another topic"
 
 
 def test_a_record_at_the_very_end_belongs_to_the_next_interval(kafka, hook, topic):

@@ -15,7 +15,9 @@ from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import OffsetRange, Window
+from tests.support.control import forget, pause
 from tests.support.triggers import again, fire, first
+from tests.support.waiting import eventually
 
 
 class Upstream:
@@ -67,6 +69,17 @@ def test_a_window_that_is_complete_already_is_found_at_once(upstream):
     upstream.complete("dag/run1/task")
     assert fire(trigger(upstream, after=0))["value"]["window"] == "0000000001"
     assert fire(trigger(upstream, run="dag/run1/task"))["value"]["pipeline"] == upstream.name
+
+
+def test_while_it_waits_it_says_if_the_pipeline_is_paused_or_was_forgotten(hook, upstream):
+    upstream.complete("dag/run1/task")
+    change = {"why": "a test", "who": "ann", "ledger_topic": upstream.ledger_topic}
+    pause(hook, upstream.name, **change)
+    waiting = WindowProbe(pipeline=upstream.name, after=1, ledger_topic=upstream.ledger_topic)
+    eventually(lambda: "its last complete window is 1. It is paused since" in waiting.check(hook).line)
+    forget(hook, upstream.name, **change)
+    eventually(lambda: "it was forgotten at" in waiting.check(hook).line)
+    assert waiting.check(hook).line.endswith(", by ann")
 
 
 def test_a_pipeline_that_has_never_run_is_waited_for_and_no_ledger_is_made(hook, upstream):

@@ -67,6 +67,8 @@ def test_a_start_may_be_written_in_many_ways(written, meant):
         ("{}", "names no offsets"),
         ('{"orders": 5}', "names no offsets of a topic"),
         ({"orders": {"x": 5}}, "not the number of a partition"),
+        ({"orders": {"0": 5, 0: 7}}, "orders-0 is named twice"),
+        ('{"orders": {"0": 5, "0": 7}}', "`0` is named twice"),
         ({"orders": {0: -3}}, "not an offset"),
         ({"orders": {0: "7"}}, "not an offset"),
         ({"orders": {0: True}}, "not an offset"),

@@ -242,8 +242,8 @@ def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics
     """Return the partitions to move: all of them, or those that are named."""
     named: set[TopicPartition] = set()
     for item in [only] if isinstance(only, str) else only:
-        topic, _, numbers = str(item).partition(":")
-        if numbers and not all(number.strip().isdecimal() for number in numbers.split(",")):
+        topic, colon, numbers = str(item).partition(":")
+        if colon and not all(number.strip().isdecimal() for number in numbers.split(",")):
             raise ValueError(f"`{item}` names no partitions. Expected `topic`, or `topic:0,2`")
         of_topic = {TopicPartition(topic, int(number)) for number in numbers.split(",")} if numbers else set()
         found = of_topic or {tp for tp in log.partitions if tp.topic == topic} or {TopicPartition(topic, 0)}

@@ -23,7 +23,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader, refuse_renamed
 from airflow_kafka_spark.windows.lag import (
     BacklogHead,
     CompletedWindow,
@@ -238,6 +238,7 @@ class LagMeter:
 
         :raises TopicMissing: a topic does not exist.
         :raises PipelineUnknown: the ledger does not know the pipeline, and no topics are given.
+        :raises PipelineRenamed: the pipeline has another name now, and no group is named.
         :raises ValidationError: the pipeline moves data intervals, and no group is named.
         :raises ClusterChanged: the pipeline's offsets belong to another cluster.
         :raises KafkaSparkError: the brokers do not answer, or refuse a request.
@@ -257,6 +258,8 @@ class LagMeter:
     def _measure(self, hook: KafkaHook) -> Lag:
         # The position is read before the log. Otherwise a consumer that commits in between would be ahead of the log.
         memory = self._find_remembered(hook)
+        if memory is not None and not self.group_id:
+            refuse_renamed(memory)
         described = hook.describe_topics(self._list_topics_of(memory))
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         ids = {name: topic.topic_id for name, topic in described.items()}

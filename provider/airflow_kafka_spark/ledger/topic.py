@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
+from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, PipelineRenamed, RightMissing
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
@@ -571,6 +571,18 @@ class LedgerReader:
                 return Memory(self.pipeline)
             self._memory, self._seen = self._topic.read(self.pipeline).memory, seen
         return self._memory
+
+
+def refuse_renamed(memory: Memory) -> None:
+    """Refuse to wait for a pipeline that was renamed: nothing happens under its old name any more.
+
+    :param memory: its state in the ledger.
+    :raises PipelineRenamed: it was renamed.
+    """
+    if (renamed := memory.renamed_to) is not None:
+        error = PipelineRenamed(memory.pipeline, renamed.name, renamed.who, renamed.at)
+        error.expected, error.action = "its present name", f'Give `pipeline="{renamed.name}"` to the sensor or the trigger, too'
+        raise error
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:

@@ -212,11 +212,20 @@ def _parse_instant(text: str) -> datetime | None:
 
 def _parse_json(text: str) -> dict[Any, Any]:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(text, object_pairs_hook=_make_unique)
+    except json.JSONDecodeError as error:
         # Jinja writes a dict as Python does.
         hint = ". A template writes JSON with the filter `tojson`" if "'" in text else ""
         raise ValueError(f"`{text}` is not JSON: {error}{hint}") from None
+
+
+def _make_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON whose names differ: of two equal names, the reader of JSON would silently take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"`{twice}` is named twice")
+    return found
 
 
 def _flatten_offsets(offsets: object) -> dict[TopicPartition, int]:
@@ -234,6 +243,8 @@ def _flatten_offsets(offsets: object) -> dict[TopicPartition, int]:
             if not str(partition).isdecimal() or isinstance(partition, bool):
                 raise ValueError(f"`{partition}` is not the number of a partition of {topic}. {example}")
             tp = TopicPartition(topic, int(partition))
+            if tp in flat:
+                raise ValueError(f"{tp} is named twice. {example}")
             flat[tp] = _check_offset(tp, offset)
     return dict(sorted(flat.items()))
 
