@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ from airflow_kafka_spark.triggers import WindowProbe
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
-from tests.support.control import forget, pause, rename
+from tests.support.control import forget, pause, rebind, rename, replay, reset, skip
 from tests.support.pipelines import make
 from tests.support.runs import Victim
 
@@ -109,8 +110,11 @@ def test_a_renamed_pipeline_continues_where_it_stood_and_is_refused_under_its_ol
         named(moved.name, group_id=unique("own"))
     waiting = LagMeter((moved.topic,), pipeline=moved.name, ledger_topic=moved.ledger_topic)
     for wait in (WindowProbe(pipeline=moved.name, after=0, **moved.place).check, waiting.measure):
-        with pytest.raises(PipelineRenamed, match=f'Give `pipeline="{to}"` to the sensor'):
+        with pytest.raises(PipelineRenamed, match=f"Name `{to}` here, too"):
             wait(moved.hook)
+    for change in (pause, skip, rebind, partial(reset, to="earliest"), partial(rename, to="x"), partial(replay, window=1)):
+        with pytest.raises(PipelineRenamed, match=f"Name `{to}` here, too"):
+            change(moved.hook, moved.name, why="x", **moved.place)
     forget(moved.hook, moved.name, why="the name is free again", **moved.place)
     moved.settle()
     assert [r.start for r in named(moved.name, group_id=unique("own")).ranges] == [2, 0]

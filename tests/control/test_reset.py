@@ -51,6 +51,7 @@ class TestReset:
         ]  # fmt: skip
         for number, (to, after) in enumerate(places, 1):
             done = moved.reset(to, f"reload {number}", who="ann")
+            assert any("No record of" in warning for warning in done.warnings) == (to == "2030-01-01T00:00:00Z")
             assert [m.after for m in done.moves] == moved.stands() == moved.committed() == after
             assert [m.before for m in done.moves] == before
             changes = {change.number: change for change in show(moved.hook, moved.name, **moved.place).changes}
@@ -274,8 +275,16 @@ class TestReset:
         assert moved.stands() == [2, 0]
 
     def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
+        window = moved.open_window(12, 12)
         moved.kafka.delete_topic(moved.topic)
+        lost = f"Topic `{moved.topic}` was deleted since this window was planned"
+        assert lost in preview_window(moved.hook, moved.name, **moved.place).warnings[0]
+        with pytest.raises(ChangeRefused, match=f"Topic `{moved.topic}` .* does not exist any more"):
+            moved.reset("earliest", discard_open=True)
         moved.kafka.create_topic(moved.topic, 2)
+        assert lost in preview_window(moved.hook, moved.name, **moved.place).warnings[0]
+        assert skip(moved.hook, moved.name, running=False, why="x", **moved.place).given_up[0].number == window.number
+        moved.settle()
         with pytest.raises(ChangeRefused, match="no position to shift from"):
             moved.reset(ShiftBy(1))
         with pytest.raises(ChangeRefused, match="all of its partitions"):

@@ -169,19 +169,25 @@ def format_reset(result: ChangeResult) -> str:
         )
         for m in result.moves
     ]
-    lost = [f"Window {window.number} is given up; its sink may have committed it already" for window in result.given_up]
+    lost = _format_given_up(result)
     first = (
         f"{_begin(result)} change {result.change} of pipeline {result.pipeline} and group {result.group_id}, "
         f"{_describe_author(result)}"
     )
-    return "\n".join([first, *lost, "", format_table(("topic", "partition", "from", "to", ""), rows)])
+    table = format_table(("topic", "partition", "from", "to", ""), rows)
+    return "\n".join([first, *lost, "", table, *([""] if result.warnings else []), *_format_sentences(result.warnings)])
 
 
 def format_forget(result: ChangeResult) -> str:
     """Return the result of forgetting a pipeline."""
     done = "Nothing was changed. It would forget" if result.dry_run else "Forgot"
     group = f", and delete group {result.group_id}" if result.group_id else ""
-    return f"{done} pipeline {result.pipeline}: {result.records:,} records of the ledger{group}. By {result.who}: {result.why}"
+    first = f"{done} pipeline {result.pipeline}: {result.records:,} records of the ledger{group}. By {result.who}: {result.why}"
+    return "\n".join([first, *_format_given_up(result), *_format_sentences(result.warnings)])
+
+
+def _format_given_up(result: ChangeResult) -> list[str]:
+    return [f"Window {window.number} is given up; its sink may have committed it already" for window in result.given_up]
 
 
 def format_pause(result: ChangeResult) -> str:

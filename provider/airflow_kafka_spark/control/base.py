@@ -22,7 +22,7 @@ from airflow_kafka_spark.control.pipelines import find_ledger, list_open_entries
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now, wait_for_others
-from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, make_transactional_id
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, make_transactional_id, refuse_renamed
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
@@ -469,7 +469,9 @@ def refuse_blank(memory: Memory, ledger_topic: str) -> None:
     """Refuse a pipeline that was renamed or forgotten, of which the ledger has only the record of that change.
 
     :raises PipelineUnknown: it holds no position, no window, no data interval and no binding.
+    :raises PipelineRenamed: it has another name now.
     """
+    refuse_renamed(memory)
     if memory.is_unknown:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
 

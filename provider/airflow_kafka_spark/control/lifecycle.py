@@ -42,6 +42,7 @@ from airflow_kafka_spark.ledger.topic import (
     LedgerTopic,
     OpenTransaction,
     find_first_open_transaction,
+    refuse_renamed,
 )
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import find_name_problem
@@ -70,6 +71,7 @@ def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason. All data intervals of a pipeline are paused with it.
     :raises PipelineUnknown: the ledger has no record of it.
+    :raises PipelineRenamed: it has another name now.
     :raises ChangeRefused: the name is that of a data interval.
     :raises KafkaUnavailable: Kafka does not answer.
     """
@@ -90,6 +92,7 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
 
     def decide(memory: Memory) -> Change | None:
         request.refuse_repetition(memory, action)
+        refuse_renamed(memory)
         if memory.is_paused == (action == "pause"):
             return None
         return request.make_change(memory.next_change, action)
@@ -423,6 +426,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
 
 def _check_rename(hook: KafkaHook, memory: Memory, other: Memory, to: str, ledger_topic: str, group_id: str | None) -> str:
     """Return the group whose metadata gets the new name."""
+    refuse_renamed(memory)
     refuse_intervals(memory)
     refuse_intervals(other)
     kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'

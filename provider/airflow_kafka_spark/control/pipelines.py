@@ -191,6 +191,7 @@ def find_similar_pipelines(hook: KafkaHook, pipeline: str, ledger_topic: str = T
         if record.value
     )
     names = {parse_ledger_name(name)[0] for key in keys if isinstance(name := json.loads(key)[0], str)}
+    names.discard(pipeline)  # one that was forgotten
     within = sorted(name for name in names if name.endswith(f".{pipeline}"))
     return list(dict.fromkeys([*within, *get_close_matches(pipeline, sorted(names), 3, 0.75)]))[:3]
 

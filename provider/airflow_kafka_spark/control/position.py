@@ -57,10 +57,12 @@ from airflow_kafka_spark.windows.offset_specs import (
     ShiftBy,
     SpecificOffsets,
     Start,
+    Timestamp,
     Written,
     parse_target,
 )
 from airflow_kafka_spark.windows.plan import Log, Position, find_next_position, is_recreated
+from airflow_kafka_spark.windows.times import format_instant
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -179,6 +181,12 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     else:
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
         wanted, after = {}, check_in_log(_resolve_target(hook, target, part, group, before), part)
+    if gone := sorted(topics - log.topic_ids.keys()) if not after else []:
+        raise ChangeRefused(
+            f"Topic `{gone[0]}` of pipeline `{memory.pipeline}` does not exist any more",
+            expected="a topic to move in",
+            action="Create the topic again, or let the ledger `forget` the pipeline",
+        )
     if not after:
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` has no such partitions to move",
@@ -435,6 +443,18 @@ def reset(
         group_id=group,
         given_up=given_up,
         moves=move.moves,
+        warnings=_reset_warnings(target, move),
+    )
+
+
+def _reset_warnings(target: MoveTarget, move: PositionChange) -> tuple[str, ...]:
+    """Return a sentence about partitions that are moved to their end, because no record is as new as the time that was given."""
+    at_end = [TopicPartition(m.topic, m.partition) for m in move.moves]
+    at_end = [tp for tp in at_end if move.position.offsets[tp] == move.log.partitions[tp].lso]
+    if not isinstance(target, Timestamp) or not at_end:
+        return ()
+    return (
+        f"No record of {format_partitions(at_end)} is at or after {format_instant(target.ms)}: the pipeline is moved to the end",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import Start, Stop, Written, parse_start, parse_stop
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Ranges, plan_ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Ranges, find_lost_topics, plan_ranges
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -149,7 +149,11 @@ def preview_window(
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in list_open_entries(memory):
         window = entry.window
-        return _make_preview(hook, memory, "open window", window, window.number, window.run)
+        log = read_log(hook, {r.topic for r in window.ranges})
+        lost = {*find_lost_topics(window, log), *({r.topic for r in window.ranges} - log.topic_ids.keys())}
+        found = _make_preview(hook, memory, "open window", window, window.number, window.run, without=lost)
+        gone = (f"Topic `{topic}` was deleted since this window was planned: the run is refused" for topic in sorted(lost))
+        return replace(found, warnings=(*gone, *found.warnings))
 
     subscribed = sorted(set(options.topics)) or sorted({tp.topic for tp in memory.position.offsets})
     group = options.group_id or find_group(memory)
@@ -226,9 +230,20 @@ def _find_warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
 
 
 def _make_preview(
-    hook: KafkaHook, memory: Memory, begins: Begins, plan: Window | Ranges, number: int, run: str | None = None
+    hook: KafkaHook,
+    memory: Memory,
+    begins: Begins,
+    plan: Window | Ranges,
+    number: int,
+    run: str | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> Preview:
-    samples = read_range_samples(hook, plan.ranges)
+    """Return the preview of a window.
+
+    :param without: topics that are not read, because they were deleted.
+    """
+    samples = read_range_samples(hook, [r for r in plan.ranges if r.topic not in without])
     parts = []
     for r in plan.ranges:
         found = samples.get(r.topic_partition)

@@ -574,14 +574,14 @@ class LedgerReader:
 
 
 def refuse_renamed(memory: Memory) -> None:
-    """Refuse to wait for a pipeline that was renamed: nothing happens under its old name any more.
+    """Refuse to wait for a pipeline that was renamed, or to change it: nothing happens under its old name any more.
 
     :param memory: its state in the ledger.
     :raises PipelineRenamed: it was renamed.
     """
     if (renamed := memory.renamed_to) is not None:
         error = PipelineRenamed(memory.pipeline, renamed.name, renamed.who, renamed.at)
-        error.expected, error.action = "its present name", f'Give `pipeline="{renamed.name}"` to the sensor or the trigger, too'
+        error.expected, error.action = "its present name", f"Name `{renamed.name}` here, too"
         raise error
 
 

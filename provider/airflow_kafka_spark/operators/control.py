@@ -212,15 +212,16 @@ class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
         )
         for move in done.moves:
             self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
-        return done
+        return self._log_warnings(done)
 
     def _perform_forget(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import forget
 
         group = self.group_id or None
-        return forget(
+        done = forget(
             self.kafka, self._request(run), group_id=group, delete_group=self.delete_group, discard_open=self.discard_open
         )
+        return self._log_warnings(done)
 
     def _perform_pause(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import pause
