@@ -21,9 +21,9 @@ def open_window(kafka, unique):
         yield past.hook, name
 
 
-def act(hook, name, action, **more):
+def act(hook, name, action, group=None, **more):
     request = parse_request(action, {"ledger": "kafka_default/airflow-windows", "pipeline": name, "why": "test", **more})
-    return perform_action(hook, request, ActionContext("airflow-windows", "ann", running=False))
+    return perform_action(hook, request, ActionContext("airflow-windows", "ann", group, running=False))
 
 
 def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):
@@ -36,7 +36,8 @@ def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):
     assert skipped.done and skipped.title == f"Window 2 of pipeline {name} was skipped"
     # A commit is answered before readers see it, and a preview does not wait for that.
     eventually(lambda: all(found.lso == found.high for found in hook.read_offsets(["airflow-windows"]).values()))
-    planned = act(hook, name, "reset", to="earliest", dry_run=True)
+    planned = act(hook, name, "reset", group="of-the-dag-file", to="earliest", dry_run=True)
+    assert planned.lines == (f"Its group {name} moves with it",)
     assert (planned.done, planned.clear) == (False, None)
     assert len(planned.rows) == 1 and planned.rows[0][1:] == ("10", "0")
     assert planned.to_dict("more")["lines"][-1] == "more"

@@ -167,15 +167,26 @@ def _make_change_request(request: ActionRequest, context: ActionContext) -> Chan
     return ChangeRequest(request.pipeline, request.why, context.who, context.ledger_topic, request.dry_run)
 
 
+def _find_unknown_group(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> str | None:
+    """Return the group of the DAG file, if the ledger does not know the group of the pipeline; otherwise None."""
+    from airflow_kafka_spark.control.pipelines import find_group, read_pipeline
+
+    if not context.group:
+        return None
+    memory = read_pipeline(hook, request.pipeline, context.ledger_topic).memory
+    return None if find_group(memory) else context.group
+
+
 def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.position import reset
 
     try:
-        found = reset(hook, _make_change_request(request, context), request.to, only=request.only, group_id=context.group)
+        group = _find_unknown_group(hook, request, context)
+        found = reset(hook, _make_change_request(request, context), request.to, only=request.only, group_id=group)
     except WindowOpen as error:
         raise _add_skip_remedy(error) from None
     did = "would be moved" if request.dry_run else f"was moved (change {found.change})"
-    lines = (f"Its group {found.group_id} moves with it",)
+    lines = (f"Its group {found.group_id} moves with it", *found.warnings)
     return ActionResult(not request.dry_run, f"Pipeline {request.pipeline} {did}", lines, *_make_moves_table(found.moves))
 
 
@@ -192,7 +203,8 @@ def _add_skip_remedy(error: WindowOpen) -> KafkaSparkError:
 def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.position import skip
 
-    found = skip(hook, _make_change_request(request, context), group_id=context.group, running=context.running)
+    group = _find_unknown_group(hook, request, context)
+    found = skip(hook, _make_change_request(request, context), group_id=group, running=context.running)
     what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
     title = f"{what} of pipeline {request.pipeline} " + ("would be skipped" if request.dry_run else "was skipped")
     lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
