@@ -129,6 +129,8 @@ def test_plan_names_an_open_window_whose_records_were_deleted(line, kafka, hook,
     code, text = line("plan", name)
     assert code == 0 and "[5, 8)" in text
     assert f"The log does not have the first offsets of this window in {topic}-0: records were deleted" in text
+    code, text = line("forget", name, "--discard-open", "--why", "x")
+    assert code == 0 and "Window 1 is given up; its sink may have committed it already" in text
 
 
 def test_reset_windows_and_show_print_the_change(line, name):
@@ -143,7 +145,9 @@ def test_reset_windows_and_show_print_the_change(line, name):
 
 def test_a_dry_run_says_so(line, name):
     code, text = line("reset", name, "--to", "latest", "--why", "x", "--dry-run")
-    assert code == 0 and text.startswith("Nothing was changed")
+    assert code == 0 and text.startswith("Nothing was changed") and "No record of" not in text
+    code, text = line("reset", name, "--to", "2030-01-01T00:00:00Z", "--why", "x", "--dry-run")
+    assert f"No record of {TOPIC}-0 is at or after 2030-01-01T00:00:00" in text
     code, text = line("forget", name, "--why", "x", "--dry-run")
     assert code == 0 and text.startswith("Nothing was changed")
     assert json.loads(line("show", name, "--json")[1])["partitions"][0]["offset"] == 4
@@ -188,7 +192,7 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
     assert code == 1 and "has no dead letters" in text
     assert line("forget", name, "--why", "x")[0] == 0
     code, text = line("reset", name, "--to", "earliest", "--why", "x")
-    assert code == 1 and f"has no record of a pipeline `{name}`" in text
+    assert code == 1 and f"has no record of a pipeline `{name}`" in text and f"there is `{name}`" not in text
 
 
 @pytest.mark.parametrize(
