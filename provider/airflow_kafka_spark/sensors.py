@@ -133,6 +133,7 @@ class KafkaSensor(ChecksArguments, BaseSensorOperator):
                 if not budget.allows(error):
                     raise
                 self.log.warning("Checking again: %s", error)
+                self._reconnect()
                 time.sleep(min(RETRY_SECONDS, self.poke_interval))
 
     def resume_from_trigger(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
@@ -199,6 +200,15 @@ class KafkaSensor(ChecksArguments, BaseSensorOperator):
         observed = probe.check(hook)
         self.log.info("%s", observed.line)
         return observed
+
+    def _reconnect(self) -> None:
+        """Let the next check look the connection up again, which may have been edited. The probe keeps what it has observed."""
+        from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+        if self._open_probe is not None:
+            probe, hook = self._open_probe
+            hook.close()
+            self._open_probe = probe, KafkaHook(self.kafka_conn_id)
 
     def _make_polling(self, give_up_at: float | None = None) -> Polling:
         from airflow_kafka_spark.triggers import Polling

@@ -196,6 +196,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
                     if not budget.allows(error):
                         raise
                     self.log.warning("Checking again: %s", error)
+                    hook = await drop_hook(hook, error)
                     pause = min(pause, RETRY_SECONDS)
                 left = float("inf") if polling.give_up_at is None else polling.give_up_at - time.time()
                 if left <= 0:
@@ -248,6 +249,16 @@ async def open_hook(conn_id: str) -> KafkaHook:
     with require_connection(conn_id, "`kafka`", option="kafka_conn_id"):
         connection = await BaseHook.aget_connection(conn_id)
     return await run_in_thread(_make_hook, conn_id, connection)
+
+
+async def drop_hook(hook: KafkaHook | None, error: KafkaSparkError) -> KafkaHook | None:
+    """Close a hook after a failure, and return None: the next check looks its connection up again, which may have been edited.
+    Return the hook if only a topic is missing.
+    """
+    if hook is None or isinstance(error, TopicMissing):
+        return hook
+    await run_in_thread(hook.close)
+    return None
 
 
 def _make_hook(conn_id: str, connection: Connection) -> KafkaHook:
@@ -588,6 +599,7 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
                     if str(error) != logged:
                         logged = str(error)
                         self.log.warning("Checking again: %s", error)
+                    hook = await drop_hook(hook, error)
                 await asyncio.sleep(self.polling.poll_interval)
         finally:
             if hook is not None:

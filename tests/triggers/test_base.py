@@ -11,6 +11,7 @@ import pytest
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
+from airflow_kafka_spark.sensors import KafkaLagSensor
 from airflow_kafka_spark.triggers import (
     KafkaIntervalTrigger,
     KafkaLagTrigger,
@@ -90,6 +91,24 @@ def test_brokers_that_are_down_for_good_are_a_clear_failure(monkeypatch, topic):
     assert event["status"] == "error"
     with pytest.raises(KafkaUnavailable, match="kafka_default.*run the task again"):
         raise_failure(event)
+
+
+def test_a_connection_that_was_corrected_while_brokers_did_not_answer_is_used(monkeypatch, kafka, topic):
+    produce(kafka, topic)
+
+    async def corrected_later(*triggers):
+        monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", NOBODY)
+        waiting = [asyncio.create_task(first(again(trigger))) for trigger in triggers]
+        sensor = KafkaLagSensor(
+            task_id="wait", group_id=topic, topics=topic, at_least_records=1, poke_interval=0.2, retry_timeout=600
+        )
+        waiting.append(asyncio.create_task(asyncio.to_thread(sensor.execute, {})))
+        await asyncio.sleep(2)
+        monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+        return await asyncio.wait_for(asyncio.gather(*waiting), 300)
+
+    waited, watched, poked = asyncio.run(corrected_later(lag_trigger(topic), lag_trigger(topic, once=False)))
+    assert (waited["value"]["records"], watched["records"], poked["records"]) == (1, 1, 1)
 
 
 def test_a_connection_that_does_not_exist_is_a_failure_at_once(topic):
