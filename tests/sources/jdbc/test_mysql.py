@@ -171,6 +171,19 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
     assert JdbcSource(CONN, "t", timestamp_column="at", delay=300, db_timezone="Asia/Tokyo").freeze(None).rows == 25
 
 
+def test_a_pass_by_an_enum_is_refused_once_its_values_have_another_order(shop: Shop) -> None:
+    shop.execute("CREATE TABLE t (kind enum('a','b','c','d') PRIMARY KEY)")
+    shop.execute("INSERT INTO t VALUES ('a'), ('b'), ('c'), ('d')")
+    source = JdbcSource(CONN, "t", max_records=3, split_records=2)
+    frozen = through_json(source.freeze(None))
+    shop.execute("ALTER TABLE t MODIFY kind enum('a','b','c','d','e')")
+    assert source.freeze(frozen.position).rows == 1 and len(read(source, frozen.splits)[0]) == 2
+    shop.execute("ALTER TABLE t MODIFY kind enum('d','a','b','c')")
+    for stale in (lambda: source.freeze(frozen.position), lambda: read(source, frozen.splits)):
+        with pytest.raises(SourceRejected, match="`kind` is of type enum.*expected the order of .*'a','b','c','d'.*Change the type"):
+            stale()
+
+
 def test_a_counter_that_was_set_back_is_refused_and_one_behind_deleted_rows_is_not(shop: Shop) -> None:
     shop.execute(
         "CREATE TABLE t (`it's` varchar(9) COMMENT '`id` AUTO_INCREMENT', id int AUTO_INCREMENT PRIMARY KEY) COMMENT='x'"

@@ -210,6 +210,22 @@ def test_unwrapped_rows_have_the_values_of_their_events(mode):
     assert count > 100 and refused > 0, (count, refused)
 
 
+@pytest.mark.parametrize("added", [{"add_fields": ["op:c0"]}, {"add_fields": ["lsn:c0"]}, {"add_fields_prefix": "__"}])
+def test_a_column_with_the_name_of_an_added_field_is_refused(added):
+    """By each writer: that of rows in columns, and that of single messages."""
+    deletes = {"delete_tombstone_handling_mode": "rewrite"} if "add_fields" not in added else {}
+    unwrap = ExtractNewRecordState(**{"add_fields_prefix": "", **deletes, **added})
+    named = relation(1, "t1", [23]) if "add_fields" in added else relation(1, "t1", [23]).replace(b"c0\0", b"__deleted\0")
+    changes = [(12 + at, b"I" + struct.pack(">I", 1) + b"N" + values(b"%d" % at, b"1")) for at in range(3)]
+    log = [(0, b"B" + struct.pack(">qqI", 40, 40, 40)), (0, named), *changes, (40, b"C" + bytes(25))]
+    options = PostgresEventForm(prefix="p", primary_keys={("public", "t1"): ("id",)}, unwrap=unwrap)
+    single = PostgresEventWriter(options, 30, 370, {})
+    whole = BatchWriter(PostgresEventWriter(options, 30, 370, {}), lambda _, data: decode(data))
+    for write in (lambda: list(write_batches(whole, log)), lambda: [list(single.write(lsn, decode(data))) for lsn, data in log]):
+        with pytest.raises(SourceRejected, match="column `(c0|__deleted)` has the name of a field that `unwrap` adds.*add_fields_prefix"):
+            write()
+
+
 def test_rows_that_are_cut_off_or_not_whole_are_not_read_in_columns():
     head, row, other = struct.pack(">I", 1), values(b"1", None, b"xyz"), values(b"1", UNCHANGED, b"")
     full = b"I" + head + b"N" + row

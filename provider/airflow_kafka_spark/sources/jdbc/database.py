@@ -67,7 +67,8 @@ class SourceColumn:
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: the reason why it cannot be read; empty if it can.
     :param readable: True if the role may read it.
-    :param collation: the order of its texts, if it differs from the database's and ``literal`` does not name it.
+    :param collation: the order of its texts, if it differs from the database's and ``literal`` does not name it; the declaration of
+        an ENUM or SET, which orders its values.
     """
 
     name: str
@@ -90,6 +91,14 @@ class SourceColumn:
         """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
         order = SAME_ORDER.get(self.literal, self.literal)
         return f"{order} {self.collation}" if order and self.collation else order
+
+
+def keeps_order(was: str, now: str) -> bool:
+    """Return True if rows that were ordered in one way are in the same order now: an ENUM or SET may get values behind its last.
+
+    :param was: as :attr:`SourceColumn.ordered_as` was; ``now`` the same.
+    """
+    return now == was or now.startswith(f"{was.removesuffix(')')},")
 
 
 SAME_ORDER = {

@@ -570,6 +570,7 @@ _INTEGERS = {
     "int": ("int", "bigint"),
     "bigint": ("bigint", "decimal(20,0)"),
 }
+_CHOSEN = ("enum", "set")
 _CHARACTERS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "enum", "set"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _OTHERS = frozenset({"uuid", "inet4", "inet6"})
@@ -621,6 +622,7 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
         spark=spark,
         problem=problem,
         readable=metadata.readable,
+        collation=metadata.declared if metadata.kind in _CHOSEN else "",
     )
 
 
@@ -628,7 +630,7 @@ def _find_literal_form(metadata: ColumnMetadata) -> str:
     """Return the form in which values of the type are written and compared; see :class:`MySqlDialect`."""
     if metadata.kind in _INTEGERS or metadata.kind in ("decimal", "year"):
         return "number"
-    if metadata.kind in ("enum", "set", "bit"):
+    if metadata.kind in (*_CHOSEN, "bit"):
         # The server sorts them by the number of the value, but compares them with a text as texts.
         return "ordinal"
     if metadata.kind in ("float", "double"):

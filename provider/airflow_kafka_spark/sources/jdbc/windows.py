@@ -31,6 +31,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SourceColumn,
     SourceDatabase,
     SplitKey,
+    keeps_order,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.windows.model import RowsAhead
@@ -254,7 +255,7 @@ def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
         found = f"there is no column {quote_names(gone)} any more, by which earlier windows were cut"
         raise SourceRejected(relation.name, found, "Put it back, or give the operator a new `pipeline=` name to start over")
     for name, was, now in zip(names, recorded.get("ordered_as", ()), _list_orders(relation, names), strict=False):
-        if was != now:
+        if not keeps_order(was, now):
             found = f"column `{name}` is of type {relation.columns[name].type}, which orders rows as {now or 'nothing'}"
             raise SourceRejected(
                 relation.name,
