@@ -17,6 +17,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
     is_mariadb,
     is_replicating,
+    logs_cascades,
     read_replica_lag,
     read_version,
 )
@@ -295,8 +296,7 @@ class MySqlLogValidation:
         fetch_rows(connection, "UNLOCK TABLES")
 
     def _find_cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
-        # Since 9.6, MySQL changes such rows by itself, unless this setting leaves it to InnoDB.
-        if self.options.ignore_cascades or self._read_setting(connection, "innodb_native_foreign_keys") == "OFF":
+        if self.options.ignore_cascades or logs_cascades(connection):
             return
         found = fetch_rows(
             connection,

@@ -40,6 +40,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     advance,
     compute_distance,
     is_mariadb,
+    logs_cascades,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
     format_literals,
@@ -424,9 +425,9 @@ class MySqlLogWindowPlanner:
 
     def _concerns(self, body: bytes, form: MySqlEventForm, tables: Sequence[TableName]) -> bool:
         """Return True if a statement may be one that a reader of the window publishes, notes or refuses."""
-        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import find_truncated_table, is_change
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import find_refusal, find_truncated_table
 
-        is_published = find_truncated_table(body, form) is not None or is_change(body, form)
+        is_published = find_truncated_table(body, form) is not None or bool(find_refusal(body, form))
         return is_published or any(may_rename(body, table) for table in tables)
 
     def compute_position_after(
@@ -498,6 +499,7 @@ class MySqlLogWindowPlanner:
             values=values,
             unreadable=read_undescribed_columns(connection),
             is_mariadb=is_mariadb(connection),
+            refuses_cascades=not given.ignore_cascades and not logs_cascades(connection),
         )
 
 

@@ -41,6 +41,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
     ReadColumn,
     ValueForm,
+    parse_defined_table,
     parse_savepoint,
     parse_truncate,
     read_column,
@@ -62,6 +63,7 @@ class MySqlEventForm(EventForm):
     :param tables: the tables whose changes are captured; None for all of ``database``.
     :param values: the form of values.
     :param unreadable: per table, the columns whose values the log does not describe, and their type.
+    :param refuses_cascades: True if the log does not hold the changes of rows by foreign keys, and this is not accepted.
     """
 
     database: str = ""
@@ -69,6 +71,7 @@ class MySqlEventForm(EventForm):
     values: ValueForm = field(default_factory=ValueForm)
     unreadable: dict[TableName, dict[str, str]] = field(default_factory=dict, hash=False)
     is_mariadb: bool = True
+    refuses_cascades: bool = False
 
     def takes(self, table: TableName) -> bool:
         """Return True if the changes of a table are captured."""
@@ -465,8 +468,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
                 yield self._truncate(located, truncated)
-        elif is_change(event.body, self._form):
-            found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
+        elif found := find_refusal(event.body, self._form):
             raise self._server.make_unreadable_error(located.start, LogUnreadable(found))
 
     def _truncate(self, located: Located, table: TableName) -> Event:
@@ -512,7 +514,27 @@ def find_truncated_table(body: bytes, form: MySqlEventForm) -> TableName | None:
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
-def is_change(body: bytes, form: MySqlEventForm) -> bool:
+_VERSIONS = re.compile(r"\b(?:ADD|WITH)\s+SYSTEM\s+VERSIONING\b", re.IGNORECASE)
+_CASCADES = re.compile(r"\bON\s+(?:DELETE|UPDATE)\s+(?:CASCADE|SET\s+(?:NULL|DEFAULT))\b", re.IGNORECASE)
+
+
+def find_refusal(body: bytes, form: MySqlEventForm) -> str:
+    """Return the reason why a statement (QUERY), or changes behind it, cannot be captured; "" if they can."""
+    if _is_change(body, form):
+        return "it has changes as statements, not as rows: `binlog_format` was not ROW"
+    database, text = binlog.parse_query(body)
+    table = parse_defined_table(text, database)
+    if table is None or not form.takes(table):
+        return ""
+    if _VERSIONS.search(text):
+        return f"{'.'.join(table)} gets system versioning, with which the log has rows of its history, too"
+    if form.refuses_cascades and _CASCADES.search(text):
+        what = "gets a foreign key that changes its rows (CASCADE, SET NULL), and the log does not hold such changes"
+        return f"{'.'.join(table)} {what}. If no key of the other table has changed, set `ignore_cascades=True`"
+    return ""
+
+
+def _is_change(body: bytes, form: MySqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a captured table, which should have been logged as rows."""
     database, text = binlog.parse_query(body)
     text = remove_prefixes(text)

@@ -427,6 +427,14 @@ def _make_replica_statement(connection: Connection) -> str:
     return "SHOW REPLICA STATUS" if read_version(connection) >= (8, 4) else "SHOW SLAVE STATUS"
 
 
+def logs_cascades(connection: Connection) -> bool:
+    """Return True if the log holds changes of rows by foreign keys. Since 9.6, MySQL makes them itself, unless this setting leaves
+    them to InnoDB.
+    """
+    found = fetch_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
+    return bool(found) and str(found[0][1]) == "OFF"
+
+
 def is_replicating(connection: Connection) -> bool:
     """Return True if the server is a replica.
 

@@ -600,7 +600,12 @@ _PREFIX = re.compile(
     r"\s+|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n|SET\s+STATEMENT\s.*?\sFOR\s|ANALYZE\s+(?:FORMAT\s*=\s*\S+\s+)?(?!.*\bTABLE\b)",
     re.DOTALL | re.IGNORECASE,
 )
-_TRUNCATE = re.compile(rf"TRUNCATE\s+(?:TABLE\s+)?{_NAME}(?:\s*\.\s*{_NAME})?", re.IGNORECASE)
+_TABLE = rf"{_NAME}(?:\s*\.\s*{_NAME})?"
+_TRUNCATE = re.compile(rf"TRUNCATE\s+(?:TABLE\s+)?{_TABLE}", re.IGNORECASE)
+_DEFINES = re.compile(
+    rf"(?:CREATE(?:\s+OR\s+REPLACE)?|ALTER(?:\s+ONLINE)?(?:\s+IGNORE)?)\s+TABLE\s+(?:IF\s+(?:NOT\s+)?EXISTS\s+)?{_TABLE}",
+    re.IGNORECASE,
+)
 
 
 def remove_prefixes(text: str) -> str:
@@ -615,7 +620,19 @@ def parse_truncate(text: str, database: str) -> tuple[str, str] | None:
 
     :param database: the default database.
     """
-    found = _TRUNCATE.match(remove_prefixes(text))
+    return _parse_table(_TRUNCATE, text, database)
+
+
+def parse_defined_table(text: str, database: str) -> tuple[str, str] | None:
+    """Return database and name of the table that a statement creates or alters; None if it is no such statement.
+
+    :param database: the default database.
+    """
+    return _parse_table(_DEFINES, text, database)
+
+
+def _parse_table(statement: re.Pattern[str], text: str, database: str) -> tuple[str, str] | None:
+    found = statement.match(remove_prefixes(text))
     if found is None:
         return None
     names = _get_names(found, 1)
