@@ -21,6 +21,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.windows.binding import compare_endpoints
 from airflow_kafka_spark.windows.model import RowsAhead
 from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sinks.postgres.kit import Place
@@ -402,6 +403,13 @@ def test_a_query_is_a_source(place: Place) -> None:
         assert source.find_columns() == ("Id", "amount", "note")
         found, _ = every_row(source)
         same(found, [(n, (Decimal(n) / 8).quantize(Decimal("0.001")), "it's") for n in range(0, 20, 2)])
+    place.execute("CREATE VIEW v AS SELECT id FROM t")
+    view = source_of(place, "v", key="id")
+    known = view.find_origin()
+    assert compare_endpoints(known, view.find_origin()) == () and "view" not in source_of(place).find_origin().facts
+    place.execute("CREATE OR REPLACE VIEW v AS SELECT 20 - id AS id FROM t")
+    [changed] = compare_endpoints(known, view.find_origin())
+    assert changed.what == "view", "a retry would read the other splits of its window by another query"
 
 
 def test_reading_changes_nothing(place: Place) -> None:

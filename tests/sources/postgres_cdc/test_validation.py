@@ -129,14 +129,17 @@ def test_keys_whose_values_may_have_the_same_form_are_refused(place):
 
 
 def test_tables_that_would_share_a_topic_and_keys_that_rows_may_exchange_are_refused(place):
-    place.execute('CREATE TABLE "a b" (id int PRIMARY KEY); CREATE TABLE "a_b" (id int PRIMARY KEY DEFERRABLE)')
+    place.execute('CREATE TABLE "a b" (id int PRIMARY KEY); CREATE TABLE "a_b" (id int PRIMARY KEY DEFERRABLE, n int)')
     with log_of(place, "a b", "a_b") as log:
         text = find_problems(log.source())["source.tables"]
         assert "would have the same topic" in text and "a_b has no replica identity" in text
         place.execute("ALTER TABLE a_b REPLICA IDENTITY FULL")
         assert "a_b has no primary key, or a deferrable one" in find_problems(log.source(tables=[log.tables[1]]))["source.tables"]
-        place.execute("ALTER TABLE a_b DROP CONSTRAINT a_b_pkey, ADD PRIMARY KEY (id)")
+        place.execute("ALTER TABLE a_b DROP CONSTRAINT a_b_pkey, ADD PRIMARY KEY (id); ALTER TABLE a_b REPLICA IDENTITY DEFAULT")
         assert find_problems(log.source(tables=[log.tables[1]])) == {}
+        if place.connection.info.server_version >= 150000:
+            place.execute(f"ALTER PUBLICATION {log.name} SET TABLE a_b (n)")
+            assert "a_b without `id`, which its key has" in find_problems(log.source(tables=None))["source.publication"]
 
 
 def test_a_slot_of_another_plugin_or_database_is_refused(orders):

@@ -67,8 +67,8 @@ class SourceColumn:
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: the reason why it cannot be read; empty if it can.
     :param readable: True if the role may read it.
-    :param collation: the order of its texts, if it differs from the database's and ``literal`` does not name it; the declaration of
-        an ENUM or SET, which orders its values.
+    :param collation: the order of its texts, if it differs from the database's and ``literal`` does not name it; the declaration
+        of an ENUM or SET, which orders its values.
     """
 
     name: str
@@ -259,6 +259,10 @@ class DatabaseSession(ABC):
 
         :param schema: None for the connection's default.
         """
+
+    @abstractmethod
+    def read_view_definition(self, relation: Relation) -> str:
+        """Return the query of a view; empty for a table, and if the user may not see it."""
 
     @abstractmethod
     def query(self, query: str, name: str) -> Relation:

@@ -41,6 +41,8 @@ DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
 _DENIED = (1142, 1143)
 """Errors of a user that may not read all columns of a table."""
+_NO_VIEW = 1347
+"""Error of a table that is no view."""
 _NO_REPLICA_STATUS = (1064, 1227)
 """Errors of ``SHOW REPLICA STATUS``: of releases before 8.0.22, and of a user without the right ``REPLICATION CLIENT``."""
 _NO_FUNCTION = (1305, 1370)
@@ -300,6 +302,16 @@ class MySqlSession(DatabaseSession):
         except pymysql.err.MySQLError as error:
             return get_error_code(error) in _DENIED
         return False
+
+    def read_view_definition(self, relation: Relation) -> str:
+        import pymysql
+
+        try:
+            return str(self.fetch_rows(f"SHOW CREATE VIEW {relation.name}")[0][1])
+        except pymysql.err.MySQLError as error:
+            if get_error_code(error) in (*_DENIED, _NO_VIEW):
+                return ""
+            raise
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.

@@ -296,6 +296,12 @@ class PostgresSession(DatabaseSession):
                 found = f"its sequence {name} {what}; expected values that only grow"
                 yield Problem("source.incrementing_column", f"`{column.name}`: {found}", "Use a timestamp, or bulk")
 
+    def read_view_definition(self, relation: Relation) -> str:
+        query = (
+            f"SELECT pg_catalog.pg_get_viewdef(oid) FROM pg_catalog.pg_class WHERE oid = {relation.table_id} AND relkind = 'v'"
+        )
+        return next((str(definition) for (definition,) in self.fetch_rows(query)), "")
+
     def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
         for name, _, _, last in self._read_sequences(relation, column):
             if last is not None and last < int(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
             return None, self.name
 
     def find_origin(self) -> Endpoint:
-        """Return server, database and table; the query, the mode and the cursor."""
+        """Return server, database and table; the query, or the definition of a view, the mode and the cursor."""
         from airflow_kafka_spark.sources.jdbc.windows import find_relation
 
         database = self.find_database()
@@ -155,10 +156,13 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         name = database.uri.removeprefix(server).removeprefix("/")
         with database.open_session("asking where the table is") as session:
             identity = session.read_identity()
-            table = find_relation(self, session).name if self.query is None else "a query"
+            relation = find_relation(self, session) if self.query is None else None
+            view = session.read_view_definition(relation) if relation is not None else ""
+        table = relation.name if relation is not None else "a query"
         place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
-        query = {"query": self.name} if self.query is not None else {}
-        return Endpoint(place, {**query, "mode": self.effective_mode, "cursor": ", ".join(self.cursor_columns)})
+        digest = f"view-{hashlib.sha256(view.encode()).hexdigest()[:12]}" if view else ""
+        definition = {"query": self.name} if self.query is not None else {"view": digest} if view else {}
+        return Endpoint(place, {**definition, "mode": self.effective_mode, "cursor": ", ".join(self.cursor_columns)})
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
@@ -184,20 +185,24 @@ class PostgresLogValidation:
         if missing:
             what = f"`{name}` does not publish {', '.join(missing)}"
             yield Problem("source.publication", what, "ALTER PUBLICATION ... SET (publish = ...), or `skipped_operations`")
-        covered = {
-            (schema, table)
-            for schema, table in connection.execute(
-                "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [name]
-            )
-        }
+        columns = "attnames::text[]" if connection.info.server_version >= 150000 else "NULL::text[]"
+        query = f"SELECT schemaname, tablename, {columns} FROM pg_catalog.pg_publication_tables WHERE pubname = %s"
+        covered = {(schema, table): names for schema, table, names in connection.execute(query, [name])}
         wanted = self.options.named_tables
         if wanted is None and not covered:
             yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE <the table>")
-        yield from self._find_table_problems(connection, covered if wanted is None else wanted, covered)
+        yield from self._find_table_problems(connection, covered.keys() if wanted is None else wanted, covered)
 
     def _find_table_problems(
-        self, connection: psycopg.Connection[Any], wanted: Set[tuple[str, str]], covered: Set[tuple[str, str]]
+        self,
+        connection: psycopg.Connection[Any],
+        wanted: Set[tuple[str, str]],
+        covered: Mapping[tuple[str, str], Sequence[str] | None],
     ) -> Iterator[Problem]:
+        """Yield the problems of tables.
+
+        :param covered: per table of the publication, the columns that it publishes; None: all.
+        """
         yield from find_shared_topic_problems(self.options.topic_prefix, wanted)
         keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
@@ -218,17 +223,23 @@ class PostgresLogValidation:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
                 continue
             yield from _find_key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
-            for name in sorted({*(keys.get(full) or identifying or ())} & {*(generated or ())}):
+            key, published = keys.get(full) or identifying or (), covered[full]
+            for name in sorted({*key} & {*(generated or ())}):
                 found = f"column `{name}` of the key of {shown} is generated, and the log does not hold it"
                 yield Problem(
                     f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
                 )
+            if published is not None and (lacking := sorted({*key} - {*published} - {*(generated or ())})):
+                found = f"`{self.options.publication}` publishes {shown} without {quote_names(lacking)}, which its key has"
+                yield Problem(
+                    "source.publication", found, "ALTER PUBLICATION ... SET TABLE, with them or without a list"
+                )
             if unvalidated:
                 found = f"a column of the replica identity of {shown} may hold nulls: `{unvalidated}` (NOT NULL) is not valid"
                 yield Problem(f"source.{option}", found, f"ALTER TABLE {shown} VALIDATE CONSTRAINT {unvalidated}")
-            yield from self._find_key_form_problems(connection, full, keys.get(full) or identifying or ())
+            yield from self._find_key_form_problems(connection, full, key)
             if kind == "p":
-                yield from self._find_partition_problems(connection, full, keys.get(full) or identifying or ())
+                yield from self._find_partition_problems(connection, full, key)
 
     def _find_key_form_problems(
         self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]

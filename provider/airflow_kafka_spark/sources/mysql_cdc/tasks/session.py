@@ -428,8 +428,9 @@ def _make_replica_statement(connection: Connection) -> str:
 
 
 def logs_cascades(connection: Connection) -> bool:
-    """Return True if the log holds changes of rows by foreign keys. Since 9.6, MySQL makes them itself, unless this setting leaves
-    them to InnoDB.
+    """Return True if the log holds changes of rows by foreign keys.
+
+    MySQL makes them by itself since 9.6, unless this setting leaves them to InnoDB.
     """
     found = fetch_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
     return bool(found) and str(found[0][1]) == "OFF"
