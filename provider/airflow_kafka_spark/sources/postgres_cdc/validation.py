@@ -231,9 +231,7 @@ class PostgresLogValidation:
                 )
             if published is not None and (lacking := sorted({*key} - {*published} - {*(generated or ())})):
                 found = f"`{self.options.publication}` publishes {shown} without {quote_names(lacking)}, which its key has"
-                yield Problem(
-                    "source.publication", found, "ALTER PUBLICATION ... SET TABLE, with them or without a list"
-                )
+                yield Problem("source.publication", found, "ALTER PUBLICATION ... SET TABLE, with them or without a list")
             if unvalidated:
                 found = f"a column of the replica identity of {shown} may hold nulls: `{unvalidated}` (NOT NULL) is not valid"
                 yield Problem(f"source.{option}", found, f"ALTER TABLE {shown} VALIDATE CONSTRAINT {unvalidated}")
