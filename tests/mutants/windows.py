@@ -88,7 +88,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-command-moves-the-group-of-another-pipeline",
         path="control/position.py",
-        old="        raise GroupOwned(memory.pipeline, group, owner)\n",
+        old="        raise GroupOwned(pipeline, group, owner)\n",
         new="        pass\n",
         breaks="A command moves no group that another pipeline uses.",
         tests=(

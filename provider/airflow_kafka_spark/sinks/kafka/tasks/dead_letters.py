@@ -113,7 +113,7 @@ def read_letters(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Tab
     """
     tables = [pa.ipc.open_stream(stream).read_all() for stream in streams if stream]
     if not tables:
-        return schema.empty_table()
+        return pa.Table.from_batches([], schema)
     return pa.concat_tables(tables).sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
 
 
