@@ -30,7 +30,7 @@ from greenlet import getcurrent, greenlet
 
 from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
 from airflow_kafka_spark.control import base as control_base
-from airflow_kafka_spark.control import lifecycle, position, replay
+from airflow_kafka_spark.control import position
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -820,7 +820,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(kafka_to_sink, "get_current_milliseconds", lambda: 0),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "get_deployment", lambda: ""),
-        *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
+        *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, control_base)),
         # Who loses against somebody else tries again; twice shows what happens then.
         # Nobody is at work meanwhile.
         *(patch.object(m, "wait_for_others", lambda again: None) for m in (ledger, interval_ledger, control_base)),
