@@ -44,8 +44,8 @@ STOP_SECONDS = 60.0
 """Maximum number of seconds to wait until a context is stopped, or the session of a Connect server is released."""
 
 CONNECT_RETRIES = 7
-"""How many times a request that a Connect server does not answer is repeated. The pauses add up to two minutes. With the default
-of Spark's client, an attempt would wait twice ten minutes after the end of its server."""
+"""Maximum number of repetitions of a request that a Connect server does not answer. The pauses add up to two minutes. With the
+default of Spark's client, an attempt would wait twice ten minutes after the end of its server."""
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"

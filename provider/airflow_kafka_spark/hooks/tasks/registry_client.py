@@ -268,7 +268,7 @@ def _describe_request(what: str) -> str:
 def _check_id(number: object) -> int:
     """Return the id of a schema in an answer.
 
-    :raises ValueError: there is none, or it does not fit into the header of a record.
+    :raises ValueError: the answer has no id, or one that does not fit into the header of a record.
     """
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 31:
         raise ValueError(f"found {number!r}, expected the id of a schema")
@@ -278,7 +278,7 @@ def _check_id(number: object) -> int:
 def _check_text(text: object) -> str:
     """Return the text of a schema in an answer.
 
-    :raises ValueError: there is none.
+    :raises ValueError: the answer has no text.
     """
     if not isinstance(text, str) or not text:
         raise ValueError(f"found {text!r}, expected a schema")
@@ -288,7 +288,7 @@ def _check_text(text: object) -> str:
 def check_list(answer: object) -> list[Any]:
     """Return an answer that is a list.
 
-    :raises ValueError: it is none.
+    :raises ValueError: it is not a list.
     """
     if not isinstance(answer, list):
         raise ValueError(f"found {answer!r}, expected a list")
