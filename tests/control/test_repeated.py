@@ -34,7 +34,7 @@ def test_a_retry_neither_moves_nor_skips_again_and_a_clear_does(moved, ask):
     assert (done["changed"], again["changed"], moved.stands(), moved.committed()) == (True, False, [7, 7], [7, 7])
     assert (again["moves"], again["change"]) == (done["moves"], done["change"])
     assert "An earlier try of this task has made change 1 already" in again["warnings"][0]
-    assert ask("reset", 2, shift_by=-3, dry_run=True)["moves"][0]["after"] == 4, "a preview is none"
+    assert ask("reset", 2, shift_by=-3, dry_run=True)["moves"][0]["after"] == 4, "a preview repeats no change"
     assert ask("reset", 3, allowed=3, shift_by=-3)["changed"] and moved.stands() == [4, 4]
     assert ask("skip", 1)["changed"] and moved.stands() == [20, 20]
     # Records that came after the first try wait for the next window, and so does a window that was planned since.

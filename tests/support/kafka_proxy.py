@@ -44,7 +44,7 @@ class Request:
 
     @classmethod
     def read(cls, frame: bytes) -> Request | None:
-        """Return the parts of a request; None if it is none of these."""
+        """Return the parts of a request; None if it is another request."""
         api, version, correlation, client = struct.unpack_from(">hhih", frame)
         if api not in _FLEXIBLE_FROM:
             return None

@@ -82,7 +82,7 @@ class PostgresSplitReader(SplitReader):
             _close(connection)
 
     def _take_kept(self, login: str) -> adbc.Connection | None:
-        """Return the session that the process has kept, with its settings applied again; None if there is none that answers."""
+        """Return the session that the process has kept, with its settings applied again; None if no kept session answers."""
         connection = None if self.waiting else _kept.take(login)
         if connection is not None:
             try:
@@ -136,7 +136,7 @@ class KeptSession:
         self._kept: tuple[str, adbc.Connection, threading.Timer] | None = None
 
     def take(self, login: str) -> adbc.Connection | None:
-        """Return the session that was kept for a login, which belongs to the caller now; None if there is none."""
+        """Return the session that was kept for a login, which belongs to the caller now; None if no session was kept."""
         with self._lock:
             if self._kept is None or self._kept[0] != login:
                 return None
