@@ -85,8 +85,7 @@ def main() -> None:
     import pyarrow.dataset  # noqa: F401
     import pyspark.sql  # noqa: F401
 
-    # PySpark looks into `pyspark.testing`, which imports grpc, when it first passes an argument to the JVM.
-    for name in ("adbc_driver_postgresql.dbapi", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow", "pyspark.testing.utils"):
+    for name in ("adbc_driver_postgresql.dbapi", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"):
         with contextlib.suppress(ImportError):  # the extras of sinks
             importlib.import_module(name)
     import airflow.models

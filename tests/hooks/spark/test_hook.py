@@ -195,3 +195,26 @@ def test_the_error_of_the_start_is_raised_where_the_session_is_wanted():
     assert begun.wait(60)
     with pytest.raises(SparkUnavailable, match="no memory"):
         early.wait_for_result()
+
+
+def test_calls_of_java_recognise_numpys_values_without_pandas():
+    """The import of pandas would take a third of the CPU time of a small window in a warm process."""
+    code = """if True:
+        import sys
+        import airflow_kafka_spark.jobs.publish, airflow_kafka_spark.jobs.write
+        from airflow_kafka_spark.hooks.spark import hook
+        import numpy as np
+        from py4j.protocol import INPUT_CONVERTER
+
+        def found(value):
+            names = [type(c).__name__ for c in INPUT_CONVERTER if c.can_convert(value)]
+            return names[0] if names else None
+
+        hook._avoid_pandas()
+        values = ("text", np.int64(1), np.array([1]))
+        ours = [found(value) for value in values]
+        assert "pandas" not in sys.modules
+        print(ours)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[None, 'ScalarConverter', 'ArrayConverter']"

@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
@@ -351,6 +352,7 @@ class SparkHook(BaseHook):
         :param jars: local jar files for a new context.
         :raises SparkUnavailable: it cannot be started.
         """
+        _avoid_pandas()
         settings = self._prepare_settings()
         if jars:
             settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
@@ -556,6 +558,32 @@ def _silence_clients() -> None:
         return
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _avoid_pandas() -> None:
+    """Let calls of Java recognise NumPy's values without ``pyspark.testing``, which Spark 4 imports for that at the first call.
+
+    It imports pandas and unittest: a third of the CPU time of a small window in a warm process, whose driver uses neither.
+    """
+    from py4j.protocol import INPUT_CONVERTER
+    from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
+
+    class ScalarConverter(NumpyScalarConverter):
+        """Converts NumPy's scalars as PySpark does."""
+
+        def can_convert(self, obj: object) -> bool:
+            """Return True for a scalar of NumPy."""
+            return isinstance(obj, np.generic)
+
+    class ArrayConverter(NumpyArrayConverter):
+        """Converts NumPy's arrays as PySpark does."""
+
+        def can_convert(self, obj: object) -> bool:
+            """Return True for an array of one dimension."""
+            return isinstance(obj, np.ndarray) and obj.ndim == 1
+
+    ours = {NumpyScalarConverter: ScalarConverter(), NumpyArrayConverter: ArrayConverter()}
+    INPUT_CONVERTER[:] = [ours.get(type(known), known) for known in INPUT_CONVERTER]
 
 
 def _get_session(context: SparkContext) -> SparkSession:

@@ -167,7 +167,8 @@ class Sorter:
         return make_dead_letters(self._make_bad_records(rows, why), self.origin.get_columns_of(rows, encoded))
 
 
-_NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)
+# Not by from_pylist: it imports pandas.
+_NONE_ROUTED = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in ROUTED.types], schema=ROUTED)
 
 
 def drop_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
