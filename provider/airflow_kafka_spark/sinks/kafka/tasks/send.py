@@ -164,34 +164,35 @@ class Sender:
         notes: list[Callable[..., None] | None],
         row_of: Callable[[int], int],
     ) -> None:
-        columns: list[list] = [sent["value"].to_pylist(), sent["key"].to_pylist(), partitions, notes]
+        values: list = sent["value"].to_pylist()
+        others: list[list | repeat] = [sent["key"].to_pylist(), partitions, notes]
         stamps, headers = sent.get("timestamp"), sent.get("headers")
         if headers is not None and not len(headers.flatten()):
             headers = None
         if stamps is not None or headers is not None:
-            nothing: list = [None] * len(partitions)
             # 0 is the time of writing.
-            columns += [nothing, stamps.fill_null(0).to_pylist() if stamps is not None else [0] * len(partitions)]
+            others += [repeat(None), _list_stamps(stamps.fill_null(0)) if stamps is not None else repeat(0)]
         if headers is not None:
-            columns += [[pairs or None for pairs in list_pairs(headers)]]
+            others += [[pairs or None for pairs in list_pairs(headers)]]
         deadline, first = time.monotonic() + self.patience, 0
-        while columns[0]:
-            left = [iter(column) for column in columns]
+        while values:
+            left = iter(values)
             try:
                 # map() runs no Python code per record except the call, whose arguments have these positions: topic, value, key,
                 # partition, callback, on_delivery, timestamp, headers. produce_batch() is slower, because it needs a dictionary
                 # per record.
-                deque(map(self.producer.produce, repeat(topic), *left), maxlen=0)
+                deque(map(self.producer.produce, repeat(topic), left, *others), maxlen=0)
                 return
             except (BufferError, KafkaException) as error:
-                at = len(columns[0]) - length_hint(left[0]) - 1
+                at = len(values) - length_hint(left) - 1
                 if isinstance(error, KafkaException):
                     # The reason why the transaction was refused is in the client's log, which poll() reads.
                     self.producer.poll(_ROOM_SECONDS)
                     raise self._make_rejection(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
                 # Continue with the record for which the queue had no room.
-                columns, first = [column[at:] for column in columns], first + at
+                values, first = values[at:], first + at
+                others = [column[at:] if isinstance(column, list) else column for column in others]
 
     def _get_sent_records(self, topic: str, partition: int) -> _SentRecords:
         return self._sent.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
@@ -309,6 +310,12 @@ class Sender:
                     in_sync = f"{len(partition.isrs)} of {len(partition.replicas)} replicas in sync"
                     return f"; partition {number} of topic `{topic}` has {in_sync}, see its `min.insync.replicas`"
         return ""
+
+
+def _list_stamps(stamps: pa.Array) -> list[int] | repeat[int]:
+    """Return timestamps as objects: one object if all are equal, as those of a snapshot's rows are."""
+    ends = pc.min_max(stamps).as_py()
+    return repeat(ends["min"]) if ends["min"] == ends["max"] else stamps.to_pylist()
 
 
 # --- records that the brokers refuse -------------------------------------------------------------------------------------
