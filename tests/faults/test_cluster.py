@@ -206,6 +206,32 @@ def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_s
 
 @pytest.mark.extended
 @pytest.mark.faults
+def test_dynamic_allocation_that_begins_without_executors_and_loses_one_in_the_middle_of_a_split_costs_nothing(
+    orders, driver, master, tmp_path
+):
+    once = tmp_path / "fired"
+    elastic = {
+        **OURS,
+        **SMALL,
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.initialExecutors": "0",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.executor.cores": "1",
+        # The other executor is released while one sleeps.
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    }
+    driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once), spark=connection(master, **elastic))
+    stopped = wait_stopped(once, os.getpid())
+    os.kill(executor_of(stopped), signal.SIGKILL)
+    report = driver.result()
+    # The Python worker outlives its executor: a zombie.
+    wake(stopped)
+    check(orders, report)
+
+
+@pytest.mark.extended
+@pytest.mark.faults
 def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(orders, driver, master, places, tmp_path):
     """The worker's machine is taken away before its split has ended. This is the last test of the cluster, which then has one
     worker.
