@@ -374,6 +374,25 @@ def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> N
             written(format, [good, {**good, **change}], MADE)
 
 
+def test_a_null_that_only_openapi_allows_is_left_out_where_that_is_possible() -> None:
+    lax = {"type": "integer", "nullable": True}
+    either = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    schema = {"type": "object", "properties": {"a": lax, "b": either, "c": lax}, "required": ["c"]}
+    format = JsonSchema(schema=schema)
+    assert written(format, [{"a": None, "b": None, "c": None}], "a bigint, b bigint, c bigint") == [b'{"b":null,"c":null}']
+    assert format.make_decoder().decode([b'{"a":null,"c":null}']).bad == ()
+
+
+def test_references_in_a_schema_with_an_id_of_its_own_are_places_in_that_schema() -> None:
+    properties = {"p": {"$ref": "#/definitions/kind"}, "q": {"$ref": "#/definitions/flag"}}
+    inner = {"$id": "http://example.org/inner.json", "type": "object", "properties": properties}
+    inner["definitions"] = {"kind": {"type": "integer"}}
+    outer = {"kind": {"type": "string"}, "flag": {"type": "boolean"}, "inner": inner}
+    properties = {"a": {"$ref": "#/definitions/inner"}, "b": {"$ref": "#/definitions/kind"}}
+    fields = list_fields({"type": "object", "properties": properties, "definitions": outer}, "it")
+    assert [str(c) for c in list_sql_columns(fields)] == ["a struct<p:bigint,q:boolean>", "b string"]
+
+
 def test_columns_that_do_not_fit_the_schema_are_reported_before_anything_is_written() -> None:
     format = JsonSchema(schema=ORDER).to_write("orders", "value")
     assert format.find_encoding_problems("value", ["id", "note"]) == []
@@ -393,8 +412,9 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
             "price": {"$ref": "money.json"},
             "same": {"$ref": "http://example.org/money.json#/definitions/units"},
             "own": {"$ref": "#/definitions/flag"},
+            "named alike": {"$ref": "#/definitions/money.json"},
         },
-        "definitions": {"flag": {"type": "boolean"}},
+        "definitions": {"flag": {"type": "boolean"}, "money.json": {"type": "string"}},
     }
     money = {
         "$id": "http://example.org/money.json",
@@ -411,6 +431,7 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         "price struct<units:bigint>",
         "same bigint",
         "own boolean",
+        "`named alike` string",
     ]
     jsonschema.validate({"price": {"units": 1}, "same": 2, "own": True}, whole)
     with pytest.raises(jsonschema.ValidationError):

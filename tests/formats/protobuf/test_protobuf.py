@@ -194,6 +194,13 @@ def test_what_is_written_is_read_again_as_the_same_values() -> None:
     assert own.FromString(values[0]).amount.value == (-123456789012).to_bytes(5, "big", signed=True)
 
 
+def test_of_several_symbols_with_one_number_the_first_is_read_and_each_is_written() -> None:
+    text = 'syntax = "proto3"; message M { E x = 1; enum E { option allow_alias = true; Z = 0; A = 1; B = 1; } }'
+    format = Protobuf(schema=text)
+    values = written(format, [{"x": "A"}, {"x": "B"}])
+    assert (values, decoded(format, *values)) == ([b"\x08\x01"] * 2, ([{"x": "A"}] * 2, ()))
+
+
 def test_nan_and_infinities_are_themselves() -> None:
     format = Protobuf(schema='syntax = "proto3"; message M { double d = 1; float f = 2; }')
     rows = [{"d": math.inf, "f": -math.inf}, {"d": math.nan, "f": math.nan}, {"d": -0.0, "f": 1e-45}]
@@ -248,7 +255,11 @@ WRONG = [
     ("google.type.Date x = 1;", {"x": {"year": 2026, "month": 2}}, "column `x`: found year 2026, month 2, day 0"),
     ("message S { string y = 1; } repeated S x = 1;", b"\x0a\x03\x0a\x01\xff", "no message of type `M`"),
     ("message S { google.type.Date y = 1; } S x = 1;", {"x": {"y": {"day": 1}}}, "column `x.y`: found year 0"),
-    ("enum E { A = 0; B = 1; } E x = 1;", b"\x08\x07", r"column `x`: found the number 7, expected one of A \(0\), B \(1\)"),
+    (
+        "enum E { option allow_alias = true; A = 0; B = 1; C = 1; } E x = 1;",
+        b"\x08\x07",
+        r"column `x`: found the number 7, expected one of A \(0\), B \(1\)$",
+    ),
     (
         'confluent.type.Decimal x = 1 [(confluent.field_meta) = {params: [{key: "precision", value: "3"}, '
         '{key: "scale", value: "1"}]}];',
@@ -333,8 +344,9 @@ def _varint(number: int) -> bytes:
 
 
 def test_names_that_python_or_protobuf_use_are_names_of_columns() -> None:
-    text = 'syntax = "proto3"; message M { int32 class = 1; int32 self = 2; int32 HasField = 3; optional int32 DESCRIPTOR = 4; }'
-    format, row = Protobuf(schema=text), {"class": 1, "self": 2, "HasField": 3, "DESCRIPTOR": 4}
+    text = 'syntax = "proto3"; message M { int32 class = 1; int32 self = 2; int32 HasField = 3; '
+    text += "optional int32 DESCRIPTOR = 4; int32 SerializeToString = 5; }"
+    format, row = Protobuf(schema=text), {"class": 1, "self": 2, "HasField": 3, "DESCRIPTOR": 4, "SerializeToString": 5}
     assert decoded(format, *written(format, [row])) == ([row], ())
 
 
@@ -460,11 +472,13 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_repor
         ("enum E { Z = 0; A = 1; } E x = 1;", "enum E { Z = 0; A = 2; } E x = 1;", ""),
         (f"{PB}.Timestamp x = 1;", f"{PB}.Duration x = 1;", f"was a {PB}.Timestamp, which is not read as a {PB}.Duration"),
         (f"{PB}.Timestamp x = 1;", f"{PB}.Timestamp x = 1;", ""),
+        (f"{PB}.Int64Value x = 1;", f"{PB}.Timestamp x = 1;", f"was a {PB}.Int64Value, which is not read as a {PB}.Timestamp"),
+        (f"{PB}.Int32Value x = 1;", f"{PB}.Int64Value x = 1;", ""),
         (f"{PB}.Timestamp x = 1;", "message Moment { int64 seconds = 1; int32 nanos = 2; } Moment x = 1;", ""),
     ],
 )
 def test_a_version_whose_fields_would_be_taken_for_something_else_is_found(old: str, new: str, wrong: str) -> None:
-    imports = "".join(f'import "google/protobuf/{name}.proto"; ' for name in ("timestamp", "duration") if PB in old)
+    imports = "".join(f'import "google/protobuf/{name}.proto"; ' for name in ("timestamp", "duration", "wrappers") if PB in old)
     of = [find_message(files_of(f'syntax = "proto3"; {imports}message M {{ {body} }}'), "", "it") for body in (old, new)]
     assert (wrong in find_incompatibility(*of)) if wrong else find_incompatibility(*of) == ""
 
@@ -566,6 +580,10 @@ def test_a_value_that_does_not_fit_ends_with_row_and_column() -> None:
         ({"c": "B"}, "`c`: found `B`, expected one of A"),
         ({"d": "[1]"}, "`d`: "),
         ({"d": "{"}, "`d`: "),
+        ({"d": '{"n":9007199254740993}'}, "`d`: found 9007199254740993, which a double cannot hold exactly"),
+        ({"d": '{"n":1e400}'}, "`d`: found 1e400, which is no number of JSON, or too large"),
+        ({"d": '{"n":NaN}'}, "`d`: found NaN, which is no number"),
+        ({"d": '{"n":1,"n":2}'}, "`d`: found the name `n` twice in one object"),
         ({"e": -1}, "`e`: found -1"),
     ):
         with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {expected}"):

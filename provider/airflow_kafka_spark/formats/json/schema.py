@@ -97,6 +97,7 @@ class _SchemaReader:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
+        self._resource = document
 
     def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         """Return the type that a schema describes, and True if null is one of its values.
@@ -110,6 +111,16 @@ class _SchemaReader:
         if path.count("/") > 2 * _MAX_NESTING or len(within) > _MAX_NESTING:
             raise _make_invalid_error(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
         _check_keywords(schema, path)
+        outer = self._resource
+        if path != "#" and "$ref" not in schema and not str(schema.get("$id", "#")).startswith("#"):
+            # `#/...` in a schema with an `$id` of its own is a place in that schema.
+            self._resource = schema
+        try:
+            return self._read_checked(schema, path, within)
+        finally:
+            self._resource = outer
+
+    def _read_checked(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
             if keyword in schema:
@@ -127,17 +138,13 @@ class _SchemaReader:
             raise _make_invalid_error(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
         if target in within or target == "#":
             raise _make_invalid_error(path, f"`$ref` to `{target}`, a schema that contains it,", "types that end")
-        found: Any = self.document
-        for step in target.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            number = step.isdecimal() and step.isascii() and len(step) < 10
-            if isinstance(found, Sequence) and not isinstance(found, str) and number and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, Mapping) and step in found:
-                found = found[step]
-            else:
-                raise _make_invalid_error(path, f"`$ref` to `{target}`, which does not exist,", "a reference within the document")
-        return self.read(found, target, (*within, target))
+        for document in (self._resource, self.document):
+            try:
+                found = _find_target(document, target)
+            except LookupError:
+                continue
+            return self.read(found, target, (*within, target))
+        raise _make_invalid_error(path, f"`$ref` to `{target}`, which does not exist,", "a reference within the document")
 
     def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         if not isinstance(schemas, Sequence) or len(schemas) != 1:
@@ -200,6 +207,23 @@ class _SchemaReader:
             comment = of_field.get("description", "") if isinstance(of_field, Mapping) else ""
             fields.append(Column(name, data_type, nullable or name not in required, str(comment)))
         return Struct(tuple(fields))
+
+
+def _find_target(document: Mapping[str, Any], target: str) -> object:
+    """Return the schema to which a reference within a document points.
+
+    :raises LookupError: it does not exist.
+    """
+    found: Any = document
+    for step in target.split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Sequence) and not isinstance(found, str) and step.isdecimal() and step.isascii() and len(step) < 10:
+            found = found[int(step)]
+        elif isinstance(found, Mapping):
+            found = found[step]
+        else:
+            raise LookupError(target)
+    return found
 
 
 def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
@@ -281,13 +305,19 @@ def bundle_references(document: SchemaDocument) -> dict[str, Any]:
     root = _parse_schema(document.text, document.name)
     if not document.references:
         return root
-    names = [name for name, _ in document.references]
-    own = _relocate_references(root, str(root.get("$id", "")), "#", names)
+    places = dict[str, str]()
+    for name, _ in document.references:
+        place = name
+        # A definition of the schema may have the name of a reference.
+        while place in (root.get("definitions") or ()):
+            place += "'"
+        places[name] = place
+    own = _relocate_references(root, str(root.get("$id", "")), "#", places)
     definitions = dict(own.get("definitions") or {})
     for name, text in document.references:
         part = _parse_schema(text, f"{document.name}, of `{name}`")
-        moved = _relocate_references(part, str(part.get("$id", name)), _make_pointer(name), names)
-        definitions[name] = {key: value for key, value in moved.items() if key not in ("$id", "$schema")}
+        moved = _relocate_references(part, str(part.get("$id", name)), _make_pointer(places[name]), places)
+        definitions[places[name]] = {key: value for key, value in moved.items() if key not in ("$id", "$schema")}
     return {**own, "definitions": definitions}
 
 
@@ -302,22 +332,25 @@ def _make_pointer(name: str) -> str:
     return "#/definitions/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
-def _relocate_references(value: object, base: str, place: str, names: Sequence[str]) -> Any:
-    """Return a schema whose references point to the new places of their targets."""
+def _relocate_references(value: object, base: str, place: str, places: Mapping[str, str]) -> Any:
+    """Return a schema whose references point to the new places of their targets.
+
+    :param places: the names among the ``definitions``, by the names of references.
+    """
     if isinstance(value, list):
-        return [_relocate_references(one, base, place, names) for one in value]
+        return [_relocate_references(one, base, place, places) for one in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _relocate_references(one, base, place, names) for key, one in value.items()}
+    found = {key: _relocate_references(one, base, place, places) for key, one in value.items()}
     target = value.get("$ref")
     if isinstance(target, str):
         document, mark, fragment = target.partition("#")
         if not document:
             found["$ref"] = place + fragment if place != "#" else target
         else:
-            known = next((name for name in names if name in (document, urljoin(base, document))), None)
+            known = next((name for name in places if name in (document, urljoin(base, document))), None)
             if known is not None:
-                found["$ref"] = _make_pointer(known) + (fragment if mark else "")
+                found["$ref"] = _make_pointer(places[known]) + (fragment if mark else "")
     return found
 
 
@@ -347,23 +380,23 @@ class _ConnectSchemaReader(_SchemaReader):
         self._nulls: dict[str, bool] = {}
 
     def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        found = super().read(schema, path, within)
-        self._nulls[path] = found[1]
-        return found
+        # `nullable` is a keyword of OpenAPI. Validators of JSON Schema do not know it, and refuse null.
+        lax = isinstance(schema, Mapping) and schema.get("nullable") is True
+        stated = {key: value for key, value in schema.items() if key != "nullable"} if isinstance(schema, Mapping) else schema
+        found, self._nulls[path] = super().read(stated, path, within)
+        return found, lax or self._nulls[path]
 
     def _read_object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         found = super()._read_object(schema, path, within)
         if not isinstance(found, Struct):
             return found
         required = set(schema.get("required") or ())
-        return Struct(
-            tuple(
-                Property(
-                    f.name, f.type, f.nullable, f.comment, self._nulls[f"{path}/properties/{f.name}"], f.name not in required
-                )
-                for f in found.fields
-            )
-        )
+        fields = []
+        for f in found.fields:
+            absent = f.name not in required
+            null = self._nulls[f"{path}/properties/{f.name}"] or (f.nullable and not absent)
+            fields.append(Property(f.name, f.type, f.nullable, f.comment, null, absent))
+        return Struct(tuple(fields))
 
     def _read_typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         said, title = schema.get("connect.type"), str(schema.get("title", ""))

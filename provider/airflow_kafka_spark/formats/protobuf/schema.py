@@ -243,9 +243,6 @@ _WIDER: dict[str, tuple[str, ...]] = {
 }
 
 
-_TIMES = {"google.protobuf.Timestamp", "google.protobuf.Duration"}
-
-
 def find_incompatibility(writer: Descriptor, reader: Descriptor) -> str:
     """Return the field of a writer's message that would be misread as the reader's; empty if none would."""
     return _find_incompatibility(writer, reader, set())
@@ -277,9 +274,10 @@ def _find_field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
     if was == now == "ENUM":
         return _find_renumbered_symbol(old, new)
-    if was == now == "MESSAGE" and {of := old.message_type.full_name, to := new.message_type.full_name} == _TIMES:
-        # A point in time and a length of time have the same fields.
-        return f"field {new.number} (`{new.name}`) was a {of}, which is not read as a {to}"
+    if was == now == "MESSAGE" and (of := old.message_type.full_name) != (to := new.message_type.full_name):
+        # Their fields may be alike, as those of a point in time and a length of time are.
+        if {of, to} <= _WITH_MEANING and not {of, to} <= _WRAPPERS:
+            return f"field {new.number} (`{new.name}`) was a {of}, which is not read as a {to}"
     return _find_incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
 
 
@@ -507,6 +505,8 @@ _WELL_KNOWN: Mapping[str, tuple[Conversion, DataType]] = {
     "google.protobuf.Duration": ("duration", Primitive("bigint")),
     "google.type.Date": ("date", Primitive("date")),
 }
+_WITH_MEANING = {*_WELL_KNOWN, *_WRAPPERS, *_JSON, "confluent.type.Decimal"}
+"""Messages that are more than their fields: one of them is not read as another one."""
 
 
 @dataclass(frozen=True)
@@ -520,7 +520,7 @@ class FieldLayout:
     :param many: ``list``, ``map``, or empty for a single value.
     :param fields: the fields of a message.
     :param inner: the value of a wrapper; the keys and values of a map.
-    :param symbols: the symbols of an enum, by number.
+    :param symbols: numbers and symbols of an enum, in the schema's order; with `allow_alias` a number has several.
     :param numbers: the field numbers of a message.
     :param bounds: smallest and greatest value of an integer.
     :param full_name: the full name of a message.
@@ -621,7 +621,7 @@ class MessageLayout:
         if kind in ("UINT64", "FIXED64"):
             return FieldLayout(field.name, "unsigned", Decimal(20, 0))
         if kind == "ENUM":
-            symbols = tuple((number, value.name) for number, value in field.enum_type.values_by_number.items())
+            symbols = tuple((value.number, value.name) for value in field.enum_type.values)
             return FieldLayout(field.name, "enum", Text(), symbols=symbols)
         message = field.message_type
         name = message.full_name

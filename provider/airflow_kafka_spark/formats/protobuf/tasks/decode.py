@@ -285,7 +285,11 @@ def _make_value_conversion(node: FieldLayout, cut: bool) -> _FieldConvert:
     if node.how == "unsigned":
         return lambda values: pa.array(values, pa.uint64()).cast(wanted)
     if node.how == "enum":
-        return _make_enum_conversion(dict(node.symbols))
+        symbols = dict[int, str]()
+        for number, symbol in node.symbols:
+            # Of several symbols with one number the first counts, as in Protobuf's own JSON.
+            symbols.setdefault(number, symbol)
+        return _make_enum_conversion(symbols)
     if node.how == "decimal":
         assert isinstance(node.type, types.Decimal)
         decimal = node.type

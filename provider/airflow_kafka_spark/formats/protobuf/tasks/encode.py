@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -55,7 +56,8 @@ class ProtobufEncoder(RowEncoder):
         """Return the header and the message of one row."""
         try:
             message = self._class(**self._message(row))
-            return self._header + bytes(message.SerializeToString(deterministic=True))
+            # Called on the class, since a field may have the name of the method.
+            return self._header + bytes(self._class.SerializeToString(message, deterministic=True))
         except _UNFIT as e:
             raise ValueDoesNotFit(str(e)) from None
 
@@ -112,7 +114,7 @@ class ProtobufEncoder(RowEncoder):
             inner = _make_scalar_conversion(node.inner[0])
             return lambda value: made(value=inner(value))
         if node.how == "json":
-            return lambda value: json_format.ParseDict(json.loads(value), made())
+            return lambda value: json_format.ParseDict(_parse_json(value), made())
         if node.how == "decimal":
             assert isinstance(node.type, types.Decimal)
             wanted = node.type
@@ -158,6 +160,39 @@ def _convert_symbol(value: str, symbols: Mapping[str, int]) -> int:
     if value not in symbols:
         raise ValueError(f"found `{value}`, expected one of {', '.join(list(symbols)[:20])}")
     return symbols[value]
+
+
+def _parse_json(text: str) -> Any:
+    """Return the value of JSON whose numbers and names a ``google.protobuf.Value`` keeps: its numbers are doubles."""
+    return json.loads(
+        text,
+        parse_int=_parse_whole_number,
+        parse_float=_parse_number,
+        parse_constant=_parse_number,
+        object_pairs_hook=_make_object,
+    )
+
+
+def _parse_whole_number(text: str) -> float:
+    found = _parse_number(text)
+    if int(found) != int(text):
+        raise ValueError(f"found {text[:40]}, which a double cannot hold exactly")
+    return found
+
+
+def _parse_number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"found {text[:40]}, which is no number of JSON, or too large for a double")
+    return found
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"found the name `{next(n for n in names if names.count(n) > 1)}` twice in one object")
+    return found
 
 
 def _convert_timestamp(micros: int) -> dict[str, int]:
