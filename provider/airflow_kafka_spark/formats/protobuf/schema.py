@@ -274,11 +274,14 @@ def _find_field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
     if was == now == "ENUM":
         return _find_renumbered_symbol(old, new)
-    if was == now == "MESSAGE" and (of := old.message_type.full_name) != (to := new.message_type.full_name):
-        # Their fields may be alike, as those of a point in time and a length of time are.
-        if {of, to} <= _WITH_MEANING and not {of, to} <= _WRAPPERS:
-            return f"field {new.number} (`{new.name}`) was a {of}, which is not read as a {to}"
+    if was == now == "MESSAGE" and _has_other_meaning(of := old.message_type.full_name, to := new.message_type.full_name):
+        return f"field {new.number} (`{new.name}`) was a {of}, which is not read as a {to}"
     return _find_incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
+
+
+def _has_other_meaning(of: str, to: str) -> bool:
+    """Return True if both are different well-known messages: a point in time and a length of time have the same fields."""
+    return of != to and {of, to} <= _WITH_MEANING and not {of, to} <= _WRAPPERS
 
 
 def _find_renumbered_symbol(old: FieldDescriptor, new: FieldDescriptor) -> str:

@@ -285,11 +285,7 @@ def _make_value_conversion(node: FieldLayout, cut: bool) -> _FieldConvert:
     if node.how == "unsigned":
         return lambda values: pa.array(values, pa.uint64()).cast(wanted)
     if node.how == "enum":
-        symbols = dict[int, str]()
-        for number, symbol in node.symbols:
-            # Of several symbols with one number the first counts, as in Protobuf's own JSON.
-            symbols.setdefault(number, symbol)
-        return _make_enum_conversion(symbols)
+        return _make_enum_conversion(node.symbols)
     if node.how == "decimal":
         assert isinstance(node.type, types.Decimal)
         decimal = node.type
@@ -315,7 +311,12 @@ def _convert_texts(values: Sequence[Any]) -> pa.Array:
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
 
-def _make_enum_conversion(symbols: Mapping[int, str]) -> _FieldConvert:
+def _make_enum_conversion(numbered: Sequence[tuple[int, str]]) -> _FieldConvert:
+    symbols = dict[int, str]()
+    for number, name in numbered:
+        # Of several symbols with one number the first counts, as in Protobuf's own JSON.
+        symbols.setdefault(number, name)
+
     def convert(values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([symbols[v] for v in values], pa.string())
