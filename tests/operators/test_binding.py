@@ -520,6 +520,11 @@ def test_what_is_published_goes_to_the_topic_it_was_planned_for(kafka, unique, t
         for changed, kind in (({"topic": other}, DestinationChanged), ({"group_id": f"{made.name}-2"}, SourceChanged)):
             with pytest.raises(kind):
                 made.run("run2", **changed)
+        # Another ledger does not show which partitions are published, and does not fence the tasks that may still publish others.
+        with pytest.raises(
+            GroupOwned, match=f"{made.name}#1 of this pipeline is open in another ledger topic, `ledger-{made.name}`"
+        ):
+            made.run("run1", ledger_topic=unique("ledger"))
         made.run("run1")
         with pytest.raises(DestinationChanged):
             made.run("run2", topic=other)

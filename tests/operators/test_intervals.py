@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import (
     IntervalOverlaps,
     IntervalsOpen,
     OldOffsetsInRows,
+    ProgressWindowOpen,
     SinkRejected,
     TooManyOutOfInterval,
     TopicRecreated,
@@ -364,6 +365,8 @@ def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_
     assert intervals.run(1)["records_read"] == 3
     dead = flow.victim("manual2", fault="planned")
     assert dead.wait() != 0 and dead.fired
+    with pytest.raises(ProgressWindowOpen, match='Set `window="progress"`, and run the task again'):
+        flow.run("manual2", facts={"interval": hour(2)})
     asked = {"why": "it never fits", "ledger_topic": f"ledger-{flow.name}"}
     wait_stable(flow.kafka.connection_extra(), asked["ledger_topic"])
     with KafkaHook() as hook:

@@ -99,10 +99,22 @@ class GroupOwned(PlanError):
     :param group_id: the consumer group.
     :param owner: the other pipeline, from the metadata of the group's offsets or, before they are committed, from the ledger.
     :param ledger_topic: the ledger topic that holds the owner, if that is another one. Default none.
+    :param window: the window or the data interval that is open there. Default none.
     """
 
-    def __init__(self, pipeline: str, group_id: str, owner: str, ledger_topic: str = "") -> None:
+    def __init__(self, pipeline: str, group_id: str, owner: str, ledger_topic: str = "", window: str = "") -> None:
         self.pipeline, self.group_id, self.owner, self.ledger_topic = pipeline, group_id, owner, ledger_topic
+        self.window = window
+        if window:
+            super().__init__(
+                f"Window {window} of this pipeline is open in another ledger topic, `{ledger_topic}`, and only that one shows "
+                "which of its records are moved already",
+                expected="a change of `ledger_topic` without an open window",
+                action=f"Set `ledger_topic` to `{ledger_topic}`, and run the task again, which finishes the window; then change "
+                "it. To give the window up: "
+                + format_command("skip", owner, "--ledger-topic", ledger_topic, "--not-running", "--why", "..."),
+            )
+            return
         if ledger_topic:
             super().__init__(
                 f"Group `{group_id}` mirrors pipeline `{owner}` of another ledger topic, `{ledger_topic}`",

@@ -418,6 +418,26 @@ class IntervalsOpen(PlanError):
         )
 
 
+class ProgressWindowOpen(PlanError):
+    """Raised when a run whose progress window is open would move its data interval, because ``window`` was changed before its
+    retry. No interval has the records of that window.
+
+    :param pipeline: name of the pipeline.
+    :param window: the open window.
+    :param run: the run that planned it.
+    """
+
+    def __init__(self, pipeline: str, window: object, run: str) -> None:
+        self.pipeline, self.window, self.run = pipeline, str(window), run
+        super().__init__(
+            f'Progress window {window} of run `{run}` is open, and this run has `window="interval"`, which leaves out the '
+            "records of that window",
+            expected="a change of `window` without an open window",
+            action='Set `window="progress"`, and run the task again, which finishes the window; then change it. To give the '
+            f"window up: {format_command('skip', pipeline, '--not-running', '--why', '...')}",
+        )
+
+
 class TimestampsInFuture(PlanError):
     """Raised when a record's timestamp is in the future, and the first record of an instant was not found after it in time.
 

@@ -263,7 +263,7 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
 
     :param ledger: the ledger of the pipeline that wants the group.
     :param committed: the offsets that the group has committed.
-    :raises GroupOwned: the group mirrors another pipeline.
+    :raises GroupOwned: the group mirrors another pipeline, or this one has an open window in another ledger topic.
     """
     from airflow_kafka_spark.ledger.group import find_group_owner, list_ledger_ids
 
@@ -282,3 +282,6 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
             and (compare_writers(known.writer, mine.writer) or compare_locations(known.destination, mine.destination))
         ):
             raise GroupOwned(pipeline, group_id, pipeline, name)
+        # Some of its records may be published, or dead letters, without an offset of the group.
+        if (entry := there.open_entry) is not None:
+            raise GroupOwned(pipeline, group_id, pipeline, name, str(entry.window))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem
+from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem, ProgressWindowOpen
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
@@ -86,6 +86,7 @@ class IntervalPlan:
         """Return the window with the offsets between the two boundaries of the interval.
 
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
+        :raises ProgressWindowOpen: the run has planned a progress window before, which is open.
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
         :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
@@ -98,6 +99,7 @@ class IntervalPlan:
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
+        _refuse_own_progress_window(ledger, run)
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.parent_pipeline, interval)
         # A dead attempt may have left a transaction open that has an offset of the group. The owner of the group does not depend
@@ -257,6 +259,23 @@ class IntervalPlan:
         log = self._log()
         committed = self.kafka.read_committed_offsets(self.group_id, log.partitions)
         return {tp: c.offset for tp, c in committed.items() if c}, log
+
+
+def _refuse_own_progress_window(ledger: IntervalLedger, run: Run) -> None:
+    """Refuse an interval of a run that has planned a progress window, because ``window`` was changed before its retry. An open
+    window of another run may be moved at this moment: it is only logged.
+
+    :raises ProgressWindowOpen: the run's progress window is open.
+    """
+    entry = ledger.parent_memory.open_entry
+    if entry is None:
+        return
+    if entry.window.run == run.id:
+        raise ProgressWindowOpen(ledger.parent_pipeline, entry.window, run.id)
+    log.warning(
+        "Progress window %s of run %s is open. No interval moves its records: only a run without an interval finishes it",
+        entry.window, entry.window.run,
+    )  # fmt: skip
 
 
 def find_position_after_intervals(

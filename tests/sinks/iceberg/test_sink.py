@@ -803,6 +803,22 @@ def test_the_connection_test_asks_the_catalog(monkeypatch, tmp_path):
     assert not done and "127.0.0.1:1: Failed to establish a new connection" in reason
 
 
+@pytest.mark.parametrize(
+    ("extra", "other"),
+    [
+        ({"type": "sql", "uri": "sqlite:///c.db", "name": "one"}, {"name": "two"}),
+        ({"type": "rest", "uri": "http://127.0.0.1:1"}, {"warehouse": "two"}),
+        ({"type": "glue", "glue.region": "eu-west-1"}, {"glue.id": "123456789012"}),
+    ],
+    ids=["sql", "rest", "glue"],
+)
+def test_a_window_does_not_move_to_another_catalog_at_one_address(monkeypatch, extra, other):
+    """It may be committed in the first one already."""
+    ends = [IcebergSink(NAME, connect(monkeypatch, extra=found)).find_destination() for found in (extra, extra | other)]
+    for compare in (compare_endpoints, compare_locations):
+        assert [difference.what for difference in compare(*ends)] == ["catalog"]
+
+
 def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tmp_path):
     connect(monkeypatch, host=f"sqlite:///{tmp_path}/catalog.db", extra={"type": "sql", "warehouse": f"file://{tmp_path}"})
     wrong = {"mode": "upsert", "compression": "zip", "options": {"max_open_files": 0}}

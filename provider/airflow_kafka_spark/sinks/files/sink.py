@@ -95,13 +95,10 @@ class FilesSink(FilesSinkOptions, Sink):
 
         A path with symbolic links has the directory that they lead to.
         """
-        facts = {"window_column": self.window_column, "directory": self.location.directory}
-        if self.renames:
-            return Endpoint({"path": self.uri}, facts)
-        server = open_manifests(self).store.server
-        return Endpoint(
-            {"path": self.uri, **({SERVER: server} if server else {})}, {**facts, "visibility": self.visibility or "manifest"}
-        )
+        visibility = self.visibility or ("rename" if self.renames else "manifest")
+        facts = {"window_column": self.window_column, "directory": self.location.directory, "visibility": visibility}
+        server = None if self.renames else open_manifests(self).store.server
+        return Endpoint({"path": self.uri, **({SERVER: server} if server else {})}, facts)
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""

@@ -66,6 +66,18 @@ class CatalogAccess:
         uri = self.properties.get("uri", "").partition("?")[0]
         return re.sub(r"//[^/]*@", "//", uri) or self.properties.get("type", "rest")
 
+    @property
+    def catalog(self) -> str:
+        """The name that distinguishes the catalog from others at its address: the name of a SQL catalog, under which its database
+        stores tables; the warehouse of a REST catalog; the account and the region of Glue."""
+        kind, of = self.properties.get("type", ""), self.properties.get
+        if kind == "rest":
+            return of("warehouse") or "default"
+        if kind == "glue":
+            region = of("glue.region") or of("client.region") or ""
+            return "/".join(filter(None, (of("glue.endpoint"), of("glue.id"), region))) or "default"
+        return "default" if kind == "hive" else self.name
+
     def hide_secrets(self, text: str) -> str:
         """Return a message without the values of secret options."""
         secrets = [value for name, value in self.properties.items() if _SECRET.search(name) and len(value) > 1]

@@ -82,7 +82,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         :raises ConnectionInvalid: the connection cannot be used.
         """
         access = self.open().access
-        return Endpoint({"table": self.table, SERVER: access.address, "branch": self.branch})
+        return Endpoint({"table": self.table, SERVER: access.address, "catalog": access.catalog, "branch": self.branch})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, catalog and table. Writes nothing."""
