@@ -112,9 +112,12 @@ class TestWhatIsRefused:
         planned = plan_ranges(found, at(p0=9, p1=9), ["t"], data_loss="skip")
         assert planned.ranges == (OffsetRange("t", 0, 1, 50),)
 
-    def test_another_cluster(self):
-        with pytest.raises(ClusterChanged):
-            plan_ranges(log(p0=(0, 10, 10)), replace(at(p0=1), cluster_id="other"), ["t"])
+    @pytest.mark.parametrize(
+        ("topic_id", "action"), [("id-1", "restored with another cluster id"), ("id-2", "a new `pipeline=` name")]
+    )
+    def test_another_cluster(self, topic_id, action):
+        with pytest.raises(ClusterChanged, match=action):
+            plan_ranges(log(p0=(0, 10, 10)), replace(at(p0=1), cluster_id="other", topic_ids={"t": topic_id}), ["t"])
 
 
 class TestReadingAPlannedWindow:

@@ -30,6 +30,14 @@ KEPT_ROWS = (
 )
 """The action of the error if the records of a window that is replayed are gone."""
 
+RESTORED = (
+    "Correct `bootstrap.servers`. Or, because its topics have the ids that the ledger names: if this is the same Kafka, restored "
+    "with another cluster id, set `cluster.id` in the `meta.properties` of its brokers back, and windows continue as planned. To "
+    "keep the new id, if no record is missing: `airflow kafka-spark reset <pipeline> --to committed:<group> --discard-open --why "
+    "...`; dead letters of an open window are then sent again"
+)
+"""The action of the error if the cluster has another id, and its topics have the same ids."""
+
 
 @dataclass(frozen=True)
 class PartitionLog:
@@ -129,8 +137,7 @@ def plan_ranges(
     :param max_records: maximum number of offsets in all, distributed over the partitions by their backlogs; None for no limit.
     :raises PlanError: log and position contradict each other; one of its subclasses.
     """
-    if position.cluster_id and position.cluster_id != log.cluster_id:
-        raise ClusterChanged(position.cluster_id, log.cluster_id)
+    _refuse_other_cluster(position.cluster_id, position.topic_ids, log)
     recreated = {t for t in topics if is_recreated(t, log, position)}
     if recreated and data_loss == "fail":
         topic = min(recreated)
@@ -240,6 +247,19 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_records: int | None) -> list
     ]
 
 
+def _refuse_other_cluster(known: str, topic_ids: Mapping[str, str], log: Log) -> None:
+    """Make sure that offsets refer to the cluster of a log.
+
+    :param known: id of the cluster that the offsets refer to; empty if unknown.
+    :param topic_ids: ids of the topics that they refer to.
+    :raises ClusterChanged: the log is of another cluster.
+    """
+    if not known or known == log.cluster_id:
+        return
+    is_copy = bool(topic_ids) and all(found and log.topic_ids.get(topic) == found for topic, found in topic_ids.items())
+    raise ClusterChanged(known, log.cluster_id, RESTORED if is_copy else "")
+
+
 def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
     """Refuse a planned window that can no longer be read: another cluster, recreated topics, deleted records, or a log that is
     shorter than before or was replaced.
@@ -249,8 +269,7 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
     """
     keeps_all = data_loss == "fail" or window.replay > 0
     action = KEPT_ROWS if window.replay else ""
-    if window.cluster_id and window.cluster_id != log.cluster_id:
-        raise ClusterChanged(window.cluster_id, log.cluster_id)
+    _refuse_other_cluster(window.cluster_id, window.topic_ids, log)
     for topic, known in sorted(window.topic_ids.items()):
         found = log.topic_ids.get(topic)
         if found and known and found != known and keeps_all:
