@@ -57,7 +57,9 @@ def test_an_archive_gives_a_bare_python_this_package_and_the_packages_of_this_on
     pack.write_archive(target, ["msgspec", "confluent-kafka"])
     assert [path.name for path in tmp_path.iterdir()] == ["env.tar.gz"]
     with tarfile.open(target) as archive:
-        archive.extractall(tmp_path / "environment", filter="data")
+        # Python before 3.11.4 and 3.10.12 has no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path / "environment")
     code = (
         "import airflow_kafka_spark.hooks.spark.tasks.executor_check, confluent_kafka, msgspec;"
         "print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"

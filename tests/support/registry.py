@@ -43,7 +43,9 @@ def application() -> Path:
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
                 with tarfile.open(_fetched(Path(temporary), lock)) as archive:
-                    archive.extractall(Path(temporary) / "made", filter="data")
+                    # Python before 3.11.4 and 3.10.12 has no filters.
+                    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                    archive.extractall(Path(temporary) / "made")
                 (Path(temporary) / "made").rename(target)
     return target
 
