@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import numpy as np
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
@@ -565,6 +564,7 @@ def _avoid_pandas() -> None:
 
     It imports pandas and unittest: a third of the CPU time of a small window in a warm process, whose driver uses neither.
     """
+    import numpy as np
     from py4j.protocol import INPUT_CONVERTER
     from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
