@@ -19,6 +19,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fa
 from airflow_kafka_spark.jobs.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink, limit_batches
+from airflow_kafka_spark.sinks.kafka.tasks import send
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
 from airflow_kafka_spark.windows.codec import marker_to_json
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
@@ -65,6 +66,13 @@ def publisher(hook, ledger, topic):
     )
 
 
+@pytest.fixture(params=["as columns", "one by one"])
+def way(request, monkeypatch):
+    """Both ways in which a sender queues rows. Releases of the client that were not tried take them one by one."""
+    if request.param == "one by one":
+        monkeypatch.setattr(send, "find_obstacle", lambda: "it was not tried")
+
+
 def batch(count: int, start: int = 0, **columns: pa.Array) -> pa.RecordBatch:
     keys = [str(n).encode() for n in range(start, start + count)]
     given = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"v" + k for k in keys], pa.binary()), **columns}
@@ -77,7 +85,7 @@ def records(kafka, topic):
     return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
 
-def test_each_row_is_one_record_and_the_marker_holds_their_offsets(kafka, publisher, topic):
+def test_each_row_is_one_record_and_the_marker_holds_their_offsets(kafka, publisher, topic, way):
     marker = publisher.publish(0, RecordBatches(iter([batch(25_000), batch(5, 25_000)])))
     found = records(kafka, topic)
     assert {m.key(): m.value() for m in found} == {str(n).encode(): b"v%d" % n for n in range(25_005)}
@@ -188,6 +196,19 @@ def test_a_partition_column_decides_and_null_leaves_it_to_the_key(kafka, publish
     assert [found[n] for n in range(50, 100)] == [choose_partition(str(n).encode(), PARTITIONS) for n in range(50, 100)]
 
 
+def test_rows_of_many_batches_keep_their_order_in_each_partition(kafka, publisher, topic, way):
+    times = pa.array(range(1_750_000_000_000, 1_750_000_003_000), pa.int64())
+    publisher.publish(0, RecordBatches(iter([batch(3000), batch(1, 3000), batch(2, 3001), batch(3000, 3003, timestamp=times)])))
+    found = records(kafka, topic)
+    for partition in range(PARTITIONS):
+        keys = [int(m.key()) for m in found if m.partition() == partition]
+        assert keys == sorted(keys)
+    assert sorted(int(m.key()) for m in found) == list(range(6003))
+    assert {int(m.key()): m.timestamp()[1] for m in found if int(m.key()) >= 3003} == dict(
+        zip(range(3003, 6003), times.to_pylist())
+    )
+
+
 def test_a_topic_column_decides(kafka, publisher, topic, unique):
     other = unique("other")
     kafka.create_topic(other, 2)
@@ -210,7 +231,7 @@ def test_a_topic_column_decides(kafka, publisher, topic, unique):
     ],
 )
 def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_committed(
-    kafka, hook, publisher, topic, columns, error, match
+    kafka, hook, publisher, topic, columns, error, match, way
 ):
     if "topic" in columns:
         columns = {"topic": pa.array([name and name.format(topic=topic) for name in columns["topic"].to_pylist()])}

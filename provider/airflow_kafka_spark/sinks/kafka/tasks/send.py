@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import length_hint
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowReject
 from airflow_kafka_spark.hooks.kafka.client import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
 from airflow_kafka_spark.hooks.kafka.transactions import find_abort_cause
+from airflow_kafka_spark.librdkafka.tasks.produce import RecordArray, find_obstacle
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
@@ -41,6 +43,47 @@ class _SentRecords:
     records: int = 0
     first: int = -1
     last: int = -1
+
+
+@dataclass(frozen=True)
+class _OrderedRows:
+    """Rows of one topic in the order of their partitions.
+
+    :param columns: the columns, in the order of the batch.
+    :param partitions: the partition of each row, in ascending order.
+    :param order: the position of each of these rows in the columns.
+    :param rows: the number of each row of the columns, for messages.
+    """
+
+    topic: str
+    columns: Mapping[str, pa.Array]
+    partitions: np.ndarray
+    order: np.ndarray
+    rows: Sequence[int]
+
+    def get_row(self, at: int) -> int:
+        """Return the number of the row at a position of the order."""
+        return self.rows[self.order[at]]
+
+    def take(self, positions: Sequence[int] | np.ndarray) -> _OrderedRows:
+        """Return the rows at some positions of the order."""
+        return replace(self, partitions=self.partitions[positions], order=self.order[positions])
+
+    def sort(self) -> dict[str, pa.Array]:
+        """Return the columns in this order."""
+        columns = {name: self.columns[name] for name in _SENT if name in self.columns}
+        if len(self.order) == len(self.rows) and not (np.diff(self.order) < 0).any():
+            return columns
+        return {name: column.take(pa.array(self.order)) for name, column in columns.items()}
+
+    def can_be_sent_as_columns(self) -> bool:
+        """Return True if no row has headers, and librdkafka can be called."""
+        return not self.has_headers() and not find_obstacle()
+
+    def has_headers(self) -> bool:
+        """Return True if a row has headers."""
+        headers = self.columns.get("headers")
+        return headers is not None and len(headers.flatten()) > 0
 
 
 @dataclass
@@ -139,35 +182,74 @@ class Sender:
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
         # NumPy sorts numbers of 16 bits by their digits, which takes a fifth to a fifteenth of the time.
         order = np.argsort(partitions.astype(np.int16) if count <= 1 << 15 else partitions, kind="stable")
-        in_order = {name: columns[name] for name in _SENT if name in columns}
-        if (np.diff(partitions) < 0).any():
-            in_order = {name: column.take(pa.array(order)) for name, column in in_order.items()}
-        notes: list[Callable[..., None] | None] = [None] * len(order)
-        end = 0
-        for partition, records in enumerate(np.bincount(partitions).tolist()):
-            if records:
-                sent = self._get_sent_records(topic, partition)
+        ordered = _OrderedRows(topic, columns, partitions[order], order, rows)
+        if ordered.can_be_sent_as_columns():
+            self._produce_columns(ordered)
+        else:
+            notes: list[Callable[..., None] | None] = [None] * len(order)
+            for sent, start, stop in self._list_parts(ordered):
                 if not sent.records:
-                    notes[end] = self._make_delivery_callback(topic, sent)
-                end += records
-                notes[end - 1] = self._make_delivery_callback(topic, sent)
-                sent.records += records
-        self._produce(topic, in_order, partitions[order].tolist(), notes, lambda at: rows[order[at]])
+                    notes[start] = self._make_delivery_callback(topic, sent)
+                notes[stop - 1] = self._make_delivery_callback(topic, sent)
+                sent.records += stop - start
+            self._produce(ordered, notes)
         self.producer.poll(0)
         self._raise()
 
-    def _produce(
-        self,
-        topic: str,
-        sent: Mapping[str, pa.Array],
-        partitions: list[int],
-        notes: list[Callable[..., None] | None],
-        row_of: Callable[[int], int],
-    ) -> None:
+    def _list_parts(self, ordered: _OrderedRows) -> Iterator[tuple[_SentRecords, int, int]]:
+        """Yield for each partition what was sent to it before, and where its rows begin and end."""
+        stop = 0
+        for partition, count in enumerate(np.bincount(ordered.partitions).tolist()):
+            if count:
+                start, stop = stop, stop + count
+                sent = self._sent.setdefault(TopicPartition(ordered.topic, partition), _SentRecords(partition))
+                yield sent, start, stop
+
+    def _produce_columns(self, ordered: _OrderedRows) -> None:
+        """Queue rows without headers. Only the first and the last one of each partition have a callback."""
+        firsts, lasts = {}, {}
+        for sent, start, stop in self._list_parts(ordered):
+            note = self._make_delivery_callback(ordered.topic, sent)
+            if not sent.records:
+                firsts[start] = note
+            if stop - 1 not in firsts:
+                lasts[stop - 1] = note
+            sent.records += stop - start
+        is_other = np.ones(len(ordered.order), bool)
+        is_other[[*firsts, *lasts]] = False
+        # A partition keeps the order of its records: the first one is queued before all others, and the last one behind them.
+        self._produce_some(ordered, firsts)
+        self._produce_others(ordered.take(np.flatnonzero(is_other)))
+        self._produce_some(ordered, lasts)
+
+    def _produce_others(self, ordered: _OrderedRows) -> None:
+        """Queue rows without a callback."""
+        columns, deadline, start = ordered.columns, time.monotonic() + self.patience, 0
+        stamps = columns.get("timestamp")
+        # 0 is the time of sending.
+        times = None if stamps is None or stamps.null_count == len(stamps) else stamps.fill_null(0).cast(pa.int64())
+        records = RecordArray(columns["key"], columns["value"], times, ordered.order, ordered.partitions)
+        while True:
+            queued = records.produce(self.producer, ordered.topic, start)
+            start += queued.count
+            if queued.error is None:
+                return
+            if queued.error.code() != KafkaError._QUEUE_FULL:
+                self._reject(queued.error, ordered.get_row(start))
+            self._make_room(deadline)
+
+    def _produce_some(self, ordered: _OrderedRows, notes: Mapping[int, Callable[..., None]]) -> None:
+        """Queue the rows at some positions of the order, each with its callback."""
+        if notes:
+            self._produce(ordered.take(list(notes)), list(notes.values()))
+
+    def _produce(self, ordered: _OrderedRows, notes: Sequence[Callable[..., None] | None]) -> None:
+        """Queue rows one by one, each with its callback."""
+        sent = ordered.sort()
         values: list = sent["value"].to_pylist()
-        others: list[list | repeat] = [sent["key"].to_pylist(), partitions, notes]
+        others: list[list | repeat] = [sent["key"].to_pylist(), ordered.partitions.tolist(), list(notes)]
         stamps, headers = sent.get("timestamp"), sent.get("headers")
-        if headers is not None and not len(headers.flatten()):
+        if not ordered.has_headers():
             headers = None
         if stamps is not None or headers is not None:
             # 0 is the time of writing.
@@ -181,21 +263,22 @@ class Sender:
                 # map() runs no Python code per record except the call, whose arguments have these positions: topic, value, key,
                 # partition, callback, on_delivery, timestamp, headers. produce_batch() is slower, because it needs a dictionary
                 # per record.
-                deque(map(self.producer.produce, repeat(topic), left, *others), maxlen=0)
+                deque(map(self.producer.produce, repeat(ordered.topic), left, *others), maxlen=0)
                 return
             except (BufferError, KafkaException) as error:
                 at = len(values) - length_hint(left) - 1
                 if isinstance(error, KafkaException):
-                    # The reason why the transaction was refused is in the client's log, which poll() reads.
-                    self.producer.poll(_ROOM_SECONDS)
-                    raise self._make_rejection(error.args[0], row_of(first + at)) from None
+                    self._reject(error.args[0], ordered.get_row(first + at))
                 self._make_room(deadline)
                 # Continue with the record for which the queue had no room.
                 values, first = values[at:], first + at
                 others = [column[at:] if isinstance(column, list) else column for column in others]
 
-    def _get_sent_records(self, topic: str, partition: int) -> _SentRecords:
-        return self._sent.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
+    def _reject(self, error: KafkaError, row: int) -> NoReturn:
+        """Raise the exception for a record that the client does not queue."""
+        # The reason why the transaction was refused is in the client's log, which poll() reads.
+        self.producer.poll(_ROOM_SECONDS)
+        raise self._make_rejection(error, row) from None
 
     def _make_room(self, deadline: float) -> None:
         self.producer.poll(_ROOM_SECONDS)

@@ -1,0 +1,1 @@
+"""What tasks on executors run of this package."""
