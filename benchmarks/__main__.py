@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [capture] [snapshots] [lakes] [bulk] [--records N] [--rounds N]
+[ui] [ledger] [small] [scale] [verification] [capture] [snapshots] [send] [lakes] [bulk] [--records N] [--rounds N]
 [--windows N] [--files N]``"""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main() -> None:
             "verification",
             "capture",
             "snapshots",
+            "send",
             "lakes",
             "bulk",
             [],
@@ -58,6 +59,7 @@ def main() -> None:
             memory,
             records,
             scale,
+            send,
             shapes,
             small,
             snapshots,
@@ -91,6 +93,7 @@ def main() -> None:
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
             "snapshots": lambda: snapshots.run(min(options.records, 1_000_000), options.rounds),
+            "send": lambda: send.run(min(options.records, 400_000), options.rounds),
             "bulk": bulk.run,
             "lakes": lambda: lakes.run(
                 Path(temporary), min(options.records, 2_000_000), min(options.rounds, 2), options.windows, options.files

@@ -47,6 +47,7 @@ HEAVY = (
 FLOORS = {
     "arguments": -1,
     "errors": -1,
+    "librdkafka": -1,
     "windows": 0,
     "hooks": 10,
     "ledger": 12,

@@ -77,8 +77,9 @@ class _OrderedRows:
         return {name: column.take(pa.array(self.order)) for name, column in columns.items()}
 
     def can_be_sent_as_columns(self) -> bool:
-        """Return True if no row has headers, and librdkafka can be called."""
-        return not self.has_headers() and not find_obstacle()
+        """Return True if all rows have the time of sending and no headers, and librdkafka can be called."""
+        times = self.columns.get("timestamp")
+        return (times is None or times.null_count == len(times)) and not self.has_headers() and not find_obstacle()
 
     def has_headers(self) -> bool:
         """Return True if a row has headers."""
@@ -206,7 +207,7 @@ class Sender:
                 yield sent, start, stop
 
     def _produce_columns(self, ordered: _OrderedRows) -> None:
-        """Queue rows without headers. Only the first and the last one of each partition have a callback."""
+        """Queue rows without timestamps and headers. Only the first and the last one of each partition have a callback."""
         firsts, lasts = {}, {}
         for sent, start, stop in self._list_parts(ordered):
             note = self._make_delivery_callback(ordered.topic, sent)
@@ -219,16 +220,14 @@ class Sender:
         is_other[[*firsts, *lasts]] = False
         # A partition keeps the order of its records: the first one is queued before all others, and the last one behind them.
         self._produce_some(ordered, firsts)
-        self._produce_others(ordered.take(np.flatnonzero(is_other)))
+        if is_other.any():
+            self._produce_others(ordered.take(np.flatnonzero(is_other)))
         self._produce_some(ordered, lasts)
 
     def _produce_others(self, ordered: _OrderedRows) -> None:
         """Queue rows without a callback."""
-        columns, deadline, start = ordered.columns, time.monotonic() + self.patience, 0
-        stamps = columns.get("timestamp")
-        # 0 is the time of sending.
-        times = None if stamps is None or stamps.null_count == len(stamps) else stamps.fill_null(0).cast(pa.int64())
-        records = RecordArray(columns["key"], columns["value"], times, ordered.order, ordered.partitions)
+        records = RecordArray(ordered.columns["key"], ordered.columns["value"], ordered.order, ordered.partitions)
+        deadline, start = time.monotonic() + self.patience, 0
         while True:
             queued = records.produce(self.producer, ordered.topic, start)
             start += queued.count
