@@ -34,8 +34,12 @@ CORE = (
     "tests/faults/test_kill.py",
     "tests/faults/test_publish.py",
     "tests/sources/kafka",
+    "tests/sinks/kafka",
+    "tests/librdkafka",
+    "tests/transforms/test_arrow.py",
 )
-"""Reading and writing with each format, both directions, and task attempts that are killed."""
+"""Reading and writing with each format, both directions, task attempts that are killed, transforms in Arrow as in Spark, and the
+memory of the client."""
 
 SHOWN = ("apache-airflow", "pyspark", "confluent-kafka", "pyarrow", "pandas")
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import _parse_datatype_string
 
-from airflow_kafka_spark.jobs.arrow import Unknown, make_program
+from airflow_kafka_spark.jobs.arrow import Unknown, make_arrow_schema, make_program
 from airflow_kafka_spark.jobs.tasks.arrow import Program
 from airflow_kafka_spark.transforms import apply_chain
 
@@ -93,7 +92,7 @@ class Case:
 
 def table_of(rows: Sequence[tuple], ddl: str) -> pa.Table:
     """Return rows in Arrow; values of structs are tuples, and those of maps are dicts."""
-    schema = to_arrow_schema(StructType.fromDDL(ddl))
+    schema = make_arrow_schema(_parse_datatype_string(ddl))
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array([_for_arrow(cell, f.type) for cell in cells], f.type) for f, cells in zip(schema, columns, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.errors import ArithmeticException, NumberFormatException, SparkRuntimeException
 from pyspark.sql import DataFrame
@@ -27,6 +28,9 @@ from airflow_kafka_spark.transforms import (
     apply_chain,
 )
 from tests.transforms.cases import Outcome, table_of
+
+# Spark 3.5 makes no DataFrame of an Arrow table.
+pytestmark = pytest.mark.skipif(pyspark.__version__ < "4", reason="needs PySpark 4")
 
 NAN, INFINITE = float("nan"), float("inf")
 BASE = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -334,7 +338,10 @@ def test_sql_fails_for_the_values_for_which_spark_fails_and_for_no_others(edges)
         for reason, n in {reason: n for n, reason in reversed(refused.items())}.items():
             with pytest.raises((ArithmeticException, NumberFormatException, SparkRuntimeException)) as spoke:
                 spark.createDataFrame(edges.table.slice(n, 1)).select(F.expr(text)).toArrow()
-            assert str(spoke.value.getCondition()).startswith(reason), (text, edges.table.slice(n, 1).to_pylist())
+            condition = str(spoke.value.getCondition())
+            # Spark 4.2 has a condition of its own for `%`.
+            condition = "DIVIDE_BY_ZERO" if condition == "REMAINDER_BY_ZERO" else condition
+            assert condition.startswith(reason), (text, edges.table.slice(n, 1).to_pylist())
             failed += 1
     assert failed > 30
     made = spark.createDataFrame(rows).select(*(F.expr(text).alias(name) for name, text in checked.items())).toArrow()

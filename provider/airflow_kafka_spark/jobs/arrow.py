@@ -36,6 +36,8 @@ from airflow_kafka_spark.jobs.tasks.arrow import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType as SparkType
+    from pyspark.sql.types import StructType
 
 _BOOLEAN = pa.bool_()
 _UNKNOWN = "unknown"
@@ -296,16 +298,30 @@ def convert_type(spark_type: str | Mapping[str, Any]) -> pa.DataType:
 
     :raises Unknown: records of Kafka have no columns of this type.
     """
-    from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField
 
     if spark_type == "void":
         return pa.null()
     field = {"name": "it", "type": spark_type, "nullable": True, "metadata": {}}
     try:
-        return to_arrow_type(StructField.fromJson(field).dataType)
+        return _make_arrow_type(StructField.fromJson(field).dataType)
     except Exception:
         raise Unknown(f"the type {spark_type}") from None
+
+
+def make_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return columns of Spark as columns of Arrow. Timestamps are in UTC, whatever the session's time zone."""
+    return pa.schema([pa.field(field.name, _make_arrow_type(field.dataType), field.nullable) for field in schema])
+
+
+def _make_arrow_type(kind: SparkType) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    try:
+        # From PySpark 4.2 on, timestamps need a time zone.
+        return to_arrow_type(kind, timezone="UTC")  # type: ignore[call-arg]
+    except TypeError:
+        return to_arrow_type(kind)
 
 
 def parse_value(text: str | None, kind: pa.DataType) -> Any:
@@ -498,6 +514,10 @@ class Expression:
     def _Literal(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         kind = convert_type(tree["dataType"])
         return self._builder.make_literal(parse_value(tree["value"], kind), kind)
+
+    def _TypedNullLiteral(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        # NULL of the type of its child, in `nullif` from Spark 4.2 on.
+        return self._builder.make_literal(None, self._builder.get_type_of(self._translate_node(at + 1)))
 
     def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._builder.make_field(self._translate_node(at + 1), tree["ordinal"])
@@ -850,8 +870,6 @@ def make_program(frame: DataFrame, schema: pa.Schema) -> Program:
 
 
 def _make_program(frame: DataFrame, schema: pa.Schema) -> Program:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     plan = _get_plan(frame)
     # A plan's text repeats the type of a struct at each use, so its size grows with the square of the number of fields.
     text = str(plan.toJSON())
@@ -865,7 +883,7 @@ def _make_program(frame: DataFrame, schema: pa.Schema) -> Program:
     known = _make_leaf(builder, leaf, schema)
     for at in range(len(levels) - 2, -1, -1):
         known = _add_level(builder, levels[at], known, partial(plan.apply, at))
-    types = to_arrow_schema(frame.schema)
+    types = make_arrow_schema(frame.schema)
     outputs = [(column.name, builder.make_whole(column.node, types.field(column.name).type)) for column in known.values()]
     if any(builder.find_depth(at) > _DEEPEST for _, at in outputs):
         raise Unknown(f"expressions nested more than {_DEEPEST} deep")

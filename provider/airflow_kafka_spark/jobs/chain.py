@@ -236,14 +236,14 @@ class SinkChain:
 
     def _plan(self, session: SparkSession) -> ChainPlan:
         import pyarrow as pa
-        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+        from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.jobs.arrow import Unknown, make_program
+        from airflow_kafka_spark.jobs.arrow import Unknown, make_arrow_schema, make_program
         from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
 
         read = ReadTask(PackedSplits.of(()), replace(self._make_layout(kept=False), originals=tuple(ORIGINAL)), Reading())
         made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
-        names, types = made.columns[: made.columns.index(TOMBSTONE)], to_arrow_schema(made.schema)
+        names, types = made.columns[: made.columns.index(TOMBSTONE)], make_arrow_schema(made.schema)
         schema = pa.schema([types.field(name) for name in names])
         try:
             return ChainPlan(schema, make_program(made, read.schema))
