@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, PipelineRenamed, RightMissing
 from airflow_kafka_spark.errors.base import format_command
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, KeptConsumers, LentConsumer, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import describe_producer_error, make_abort_command, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -664,25 +664,24 @@ def read_span(
     :param kept: the consumers of a hook with this configuration, for reading again soon. Default: a consumer of its own.
     :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; the message names the open transaction.
     :raises RightMissing: the user may not read the ledger.
+    :raises KafkaUnavailable: the brokers refuse the login, or the partition cannot be read.
     """
     import confluent_kafka
 
-    def make() -> Consumer:
-        return confluent_kafka.Consumer(dict(config), logger=ClientEvents())
+    def make(events: ClientEvents) -> Consumer:
+        return confluent_kafka.Consumer({**config, "error_cb": events.on_error}, logger=events)
 
     config, tp, end = span.config, span.partition, span.end
     consumers = KeptConsumers() if kept is None else kept
-    waiting, looked_ahead = _StallTimer(span, awaited.abort), False
+    waiting, looked_ahead, begun = _StallTimer(span, awaited.abort), False, time.monotonic()
     try:
-        with consumers.lend((tp, config.get("isolation.level")), make, span.start) as lent:
+        with consumers.lend((tp, config.get("isolation.level")), make, span.start, config.get("error_cb")) as lent:
             lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, span.start)])
             while True:
                 messages = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
+                _raise_failure(span, lent, messages, begun)
                 for message in messages:
-                    error = message.error()
-                    if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
-                        raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", error.str())
-                    at_end = error is not None
+                    at_end = message.error() is not None
                     if not at_end and message.offset() < end:
                         lent.past = message.offset() + 1
                         epoch = message.leader_epoch()
@@ -701,6 +700,22 @@ def read_span(
     finally:
         if kept is None:
             consumers.close()
+
+
+def _raise_failure(span: LedgerSpan, lent: LentConsumer, messages: Sequence[ConsumedMessage], begun: float) -> None:
+    """Raise an error if one is among the messages, or if the brokers have refused the login since a time.
+
+    :param begun: seconds of the monotonic clock.
+    """
+    from confluent_kafka import KafkaError
+
+    errors = [
+        error for message in messages if (error := message.error()) is not None and error.code() != KafkaError._PARTITION_EOF
+    ]
+    # The client tries again and again to log in. A password that was changed meanwhile stays wrong.
+    failure = errors[0].str() if errors else "" if messages else lent.events.find_refused_login(begun)
+    if failure:
+        raise KafkaUnavailable(span.config["bootstrap.servers"], f"reading {span.partition}", failure)
 
 
 class _StallTimer:

@@ -109,7 +109,7 @@ def test_a_hook_that_is_collected_on_the_thread_of_its_own_client_does_not_abort
 def test_a_consumer_is_lent_again_until_it_is_old_has_failed_or_would_read_what_it_has_read(monkeypatch):
     kept, made = KeptConsumers(), []
 
-    def make() -> Consumer:
+    def make(_: ClientEvents) -> Consumer:
         made.append(Consumer({"group.id": "none"}))
         return made[-1]
 
@@ -148,7 +148,7 @@ def test_a_kept_consumer_that_is_not_closed_ends_on_the_reapers_thread():
             ends.append(threading.current_thread().name)
 
     kept = KeptConsumers()
-    with kept.lend("ledger", lambda: Told({"group.id": "none"})):
+    with kept.lend("ledger", lambda _: Told({"group.id": "none"})):
         pass
     del kept
     gc.collect()

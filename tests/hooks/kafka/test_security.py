@@ -11,12 +11,13 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaUnavailable, RightMissing
 from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
+from airflow_kafka_spark.ledger import topic
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition
@@ -236,6 +237,18 @@ def test_a_wrong_password_is_one_clear_error_within_seconds(sasl_ssl, sasl_plain
     said = refused(connect(monkeypatch, sasl_plaintext.connection_extra(mechanism="PLAIN") | wrong), capfd)
     assert "Invalid username or password" in said
     assert "nonsense" not in said
+
+
+def test_a_reader_of_the_ledger_whose_password_was_changed_meanwhile_gives_up_within_seconds(sasl_plaintext, monkeypatch):
+    """The hook that has found out where the ledger ends was logged in then."""
+    monkeypatch.setattr(topic, "READ_SECONDS", 600.0)
+    hook = connect(monkeypatch, sasl_plaintext.connection_extra(mechanism="PLAIN") | {"sasl.password": "nonsense"})
+    config = hook.make_consumer_config(**topic.PROMPT)
+    started = time.monotonic()
+    with pytest.raises(KafkaUnavailable, match="reading t-0: .*Invalid username or password") as caught:
+        list(topic.read_span(topic.LedgerSpan(config, TopicPartition("t", 0), 0, 50)))
+    assert time.monotonic() - started < 60
+    assert "nonsense" not in str(caught.value)
 
 
 def test_a_mechanism_the_brokers_do_not_have_is_one_clear_error_within_seconds(sasl_plaintext, monkeypatch, capfd):

@@ -208,6 +208,16 @@ def test_rows_of_many_batches_keep_their_order_in_each_partition(kafka, publishe
     assert [stamps[n] for n in range(3003, 6003)] == times.to_pylist()
 
 
+def test_a_queue_that_is_smaller_than_a_batch_loses_doubles_and_moves_no_row(kafka, publisher, topic, way):
+    small = replace(publisher, config={**publisher.config, "queue.buffering.max.messages": 300})
+    assert small.publish(0, RecordBatches(iter([batch(5000), batch(5000, 5000)]))).records == 10_000
+    found = records(kafka, topic)
+    assert sorted(int(m.key()) for m in found) == list(range(10_000))
+    for partition in range(PARTITIONS):
+        keys = [int(m.key()) for m in found if m.partition() == partition]
+        assert keys == sorted(keys)
+
+
 def test_a_topic_column_decides(kafka, publisher, topic, unique):
     other = unique("other")
     kafka.create_topic(other, 2)

@@ -100,6 +100,15 @@ class ClientEvents:
         begun = [max(seen.first, since) for name, seen in list(self._seen.items()) if name in names and seen.last >= since]
         return min(begun, default=None)
 
+    def find_refused_login(self, since: float) -> str:
+        """Return why the brokers have refused the login for :data:`REFUSED_PATIENCE_SECONDS`; "" if they have not.
+
+        :param since: time on the monotonic clock; earlier refusals are ignored.
+        """
+        refused_at = self.find_first(REFUSED_LOGIN, since)
+        is_over = refused_at is not None and time.monotonic() - refused_at > REFUSED_PATIENCE_SECONDS
+        return self.find_reason(since)[1] if is_over else ""
+
     def find_reason(self, since: float = 0.0) -> tuple[str, str]:
         """Return Kafka's name and the text of the most specific error; ("", "") without errors.
 
@@ -596,9 +605,8 @@ class KafkaCalls:
             self.client.list_topics(timeout=1)
 
     def _give_up_early(self, doing: str, started: float, now: float) -> None:
-        refused_at = self.events.find_first(REFUSED_LOGIN, started)
-        if refused_at is not None and now - refused_at > REFUSED_PATIENCE_SECONDS:
-            raise self.make_login_error(self.events.find_reason(started)[1])
+        if refused := self.events.find_refused_login(started):
+            raise self.make_login_error(refused)
         # One failed connection is enough, because librdkafka does not always report that all of them failed.
         down_at = self.events.find_first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
@@ -675,6 +683,7 @@ class LentConsumer:
     :param consumer: the consumer, without an assignment when it is lent.
     :param created: when it was created, in seconds of the monotonic clock.
     :param let_go: releases the consumer (:func:`keep_client`).
+    :param events: what the consumer reports besides its records.
     :param past: the offset after the last record that its users have read. The consumer is lent again only to read from there on:
         a record, or an end of the partition, that is left in its queue from an earlier use is then still correct.
     """
@@ -682,6 +691,7 @@ class LentConsumer:
     consumer: Consumer
     created: float
     let_go: Callable[[], object]
+    events: ClientEvents
     past: int = 0
 
     def close(self) -> None:
@@ -702,17 +712,25 @@ class KeptConsumers:
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(self, kind: Hashable, make: Callable[[], Consumer], start: int = 0) -> Iterator[LentConsumer]:
+    def lend(
+        self,
+        kind: Hashable,
+        make: Callable[[ClientEvents], Consumer],
+        start: int = 0,
+        error_cb: Callable[[KafkaError], None] | None = None,
+    ) -> Iterator[LentConsumer]:
         """Lend the kept consumer of a kind, or a new one.
 
         :param kind: what identifies the settings of the consumer, and the partition that it reads.
-        :param make: creates a consumer.
+        :param make: creates a consumer that reports to these events, or to others.
         :param start: the offset at which reading begins.
+        :param error_cb: a callback of the connection, for the events of a new one.
         """
         lent = self._take(kind, start)
         if lent is None:
-            consumer = make()
-            lent = LentConsumer(consumer, time.monotonic(), keep_client(consumer, self))
+            events = ClientEvents(error_cb)
+            consumer = make(events)
+            lent = LentConsumer(consumer, time.monotonic(), keep_client(consumer, self), events)
         usable = False
         try:
             yield lent

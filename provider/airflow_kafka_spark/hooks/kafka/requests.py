@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, KafkaUnavailable, RightMissing
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, Right, describe_temporary_error
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls, Right, describe_temporary_error
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, make_consumer_config
 from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -381,7 +381,7 @@ def read_committed_offsets(
         shortfall = f"the brokers answered for {len(answer)} of {len(partitions)} partitions"
         return _find_temporary_error(answer) if len(answer) == len(partitions) else shortfall
 
-    def make() -> Consumer:
+    def make(_: ClientEvents) -> Consumer:
         return confluent_kafka.Consumer(settings, logger=calls.events)
 
     with calls.consumers.lend(("committed", group_id, stable), make) as lent:
