@@ -106,3 +106,8 @@ def test_the_memory_of_a_client_that_was_not_tried_is_not_touched(monkeypatch, r
         assert find_obstacle() == expected
     finally:
         find_obstacle.cache_clear()
+
+
+def test_the_installed_release_of_the_client_is_known():
+    """If this fails with a new release: see whether `rk` is still the first field of its `Handle`, and raise `BEFORE`."""
+    assert find_obstacle() == ""
