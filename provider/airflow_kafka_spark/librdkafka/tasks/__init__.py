@@ -1,1 +1,1 @@
-"""What tasks on executors run of this package."""
+"""Code that runs in Spark's Python workers."""

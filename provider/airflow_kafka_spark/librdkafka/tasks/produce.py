@@ -77,7 +77,7 @@ class _Library:
 
 @dataclass(frozen=True)
 class QueuedRecords:
-    """How far a producer has queued records.
+    """The result of queueing records.
 
     :param count: the records before the first one that was not queued.
     :param error: why that one was not queued; None if all were.
