@@ -28,6 +28,7 @@ CORE = (
     "tests/hooks/spark/test_worker.py",
     "tests/hooks/spark/test_executor_check.py",
     "tests/formats/test_contract.py",
+    "tests/formats/test_kernels.py",
     "tests/operators/test_kafka_to_sink.py",
     "tests/operators/test_source_to_kafka.py",
     "tests/operators/test_pause.py",

@@ -73,7 +73,8 @@ EXPRESSIONS = [
         "t LIKE 'a/%'",
         "m",
         "l",
-        "if(b, m, null)",
+        # Arrow 16 has no `if_else` of maps: Spark computes the chain.
+        *(() if pa.__version__.startswith("16.") else ("if(b, m, null)",)),
         "if(b, l, null)",
         "coalesce(l, l)",
         "t RLIKE 'a[bc]'",

@@ -225,28 +225,50 @@ class SinkChain:
         return columns
 
     def plan(self, spark: SparkHook) -> ChainPlan:
-        """Return the plan of the chain, from one analysis by Spark, which reads no record.
+        """Return the plan of the chain, from one analysis by Spark, which reads no record. Spark is not started if a task has
+        analyzed an equal chain before (``plan_cache.py``).
 
         :raises ValidationError: a transform does not fit its input.
         """
         if not self._plans:
-            with spark.open_session() as session, use_sql_settings(session, SETTINGS):
-                self._plans.append(self._plan(session))
+            self._plans.append(self._find_plan(spark))
         return self._plans[0]
 
-    def _plan(self, session: SparkSession) -> ChainPlan:
+    @property
+    def definition(self) -> tuple[object, ...]:
+        """Return everything that the plan depends on besides the columns that are read."""
+        return self.value, self.key, self.transforms, self.metadata, self.null_values
+
+    def _find_plan(self, spark: SparkHook) -> ChainPlan:
+        from airflow_kafka_spark.jobs.plan_cache import PlanFile
+        from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
+
+        layout = replace(self._make_layout(kept=False), originals=tuple(ORIGINAL))
+        schema = ReadTask(PackedSplits.of(()), layout, Reading()).schema
+        file = PlanFile.find(spark, ("sink", self.definition), schema)
+        if file is not None and isinstance(kept := file.load(), ChainPlan):
+            return kept
+        with spark.open_session() as session, use_sql_settings(session, SETTINGS):
+            made = self._plan(session, schema)
+        if file is not None and made.program is not None:
+            file.keep(made)
+        return made
+
+    def _plan(self, session: SparkSession, read: pa.Schema) -> ChainPlan:
+        """Return the plan, which Spark analyzes.
+
+        :param read: the columns that are read.
+        """
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.jobs.arrow import Unknown, make_arrow_schema, make_program
-        from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
 
-        read = ReadTask(PackedSplits.of(()), replace(self._make_layout(kept=False), originals=tuple(ORIGINAL)), Reading())
-        made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
+        made = self.apply(session.createDataFrame([], from_arrow_schema(read)))
         names, types = made.columns[: made.columns.index(TOMBSTONE)], make_arrow_schema(made.schema)
         schema = pa.schema([types.field(name) for name in names])
         try:
-            return ChainPlan(schema, make_program(made, read.schema))
+            return ChainPlan(schema, make_program(made, read))
         except Unknown as reason:
             return ChainPlan(schema, unknown=str(reason))
 
@@ -279,6 +301,16 @@ class TopicChain:
     headers: bool = True
     partitions: bool = False
     pipeline: str = ""
+
+    @property
+    def definition(self) -> tuple[object, ...]:
+        """Return everything that the plan depends on besides the columns that are read."""
+        return (*self.chain.definition, self.value, self.key, self.timestamps, self.headers, self.partitions)
+
+    @property
+    def written_formats(self) -> Mapping[str, Format | None]:
+        """Return the formats that are given for the parts of records that the transforms may change."""
+        return {"value": self.value, "key": self.key}
 
     def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""

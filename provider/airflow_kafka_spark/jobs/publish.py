@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, SparkReadRequired, ValidationError
 from airflow_kafka_spark.formats.base import (
@@ -253,16 +253,38 @@ class TopicPlan:
         change."""
         return self.program and self.program.drop_outputs(set(ORIGINAL.values()).difference(read.schema.names))
 
+    def remove_schemas(self) -> TopicPlan:
+        """Return the plan with formats that have loaded no schemas."""
+        return replace(self, formats={part: format and replace(cast(Any, format)) for part, format in self.formats.items()})
+
+    def use_formats(self, given: Mapping[str, Format | None]) -> TopicPlan:
+        """Return the plan with these formats in place of equal ones, because they may have loaded schemas."""
+        known = [format for format in given.values() if format is not None]
+        formats = {part: next((g for g in known if g == format), format) for part, format in self.formats.items()}
+        return replace(self, formats=formats)
+
 
 def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicPlan:
     """Let Spark analyze SQL or transforms, and return the plan, so that the job need not do it again. No record is read, and no
-    schema is registered.
+    schema is registered. Spark is not started if a task has analyzed an equal change before (``plan_cache.py``).
 
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
     :raises KafkaSparkError: a schema registry does not answer.
     """
+    from airflow_kafka_spark.jobs.plan_cache import PlanFile
+    from airflow_kafka_spark.sinks.kafka.sink import can_encode_in_tasks
+
+    file = PlanFile.find(spark, (type(change).__name__, change.definition), _make_whole_read_task(change).schema)
+    if file is not None and isinstance(kept := file.load(), TopicPlan):
+        plan = kept.use_formats(change.written_formats)
+        _refuse_unwritable(plan.records, plan.formats)
+        return plan
     with spark.open_session() as session, use_sql_settings(session, SETTINGS):
-        return plan_in_session(session, change)
+        plan = plan_in_session(session, change)
+    encodings = plan.formats.get("value"), plan.formats.get("key")
+    if file is not None and plan.program is not None and can_encode_in_tasks(plan.records, *encodings):
+        file.keep(plan.remove_schemas())
+    return plan
 
 
 def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -> TopicPlan:
@@ -271,18 +293,13 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from airflow_kafka_spark.jobs.arrow import Unknown, make_program
-    from airflow_kafka_spark.jobs.tasks.account import Tolerance
-    from airflow_kafka_spark.jobs.tasks.read import Reading
-    from airflow_kafka_spark.sinks.kafka.sink import can_encode_in_tasks, find_struct_problems
+    from airflow_kafka_spark.sinks.kafka.sink import can_encode_in_tasks
 
-    # With all columns that a job may carry.
-    read = change.read_task((), Reading(tolerance=Tolerance()))
+    read = _make_whole_read_task(change)
     empty = session.createDataFrame([], from_arrow_schema(read.schema))
     changed, formats = change.make_records(empty, in_tasks=True)
     columns = changed.schema
-    problems = [p for part in ("value", "key") for p in _find_type_problems(part, columns[part].dataType)]
-    if problems := problems or find_struct_problems(columns, formats.get("value"), formats.get("key")):
-        raise ValidationError(problems)
+    _refuse_unwritable(columns, formats)
     try:
         plan = TopicPlan(columns, formats, make_program(changed, read.schema))
     except Unknown as reason:
@@ -294,6 +311,27 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
             found = f"the columns cannot be written in its format. {describe_sql_refusal(error)}"
             raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
     return plan
+
+
+def _make_whole_read_task(change: SqlProjection | TopicChain) -> ReadTask:
+    """Return a task with all columns that a job may carry."""
+    from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.read import Reading
+
+    return change.read_task((), Reading(tolerance=Tolerance()))
+
+
+def _refuse_unwritable(records: StructType, formats: Mapping[str, Format | None]) -> None:
+    """Refuse records whose keys or values cannot be written in their formats. Asks a registry, and changes nothing there.
+
+    :raises ValidationError: some cannot be written.
+    :raises KafkaSparkError: a schema registry does not answer.
+    """
+    from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
+
+    problems = [p for part in ("value", "key") for p in _find_type_problems(part, records[part].dataType)]
+    if problems := problems or find_struct_problems(records, formats.get("value"), formats.get("key")):
+        raise ValidationError(problems)
 
 
 def _find_type_problems(part: str, found: DataType) -> list[Problem]:
@@ -323,6 +361,16 @@ class SqlProjection:
     value: Format | None = None
     key: tuple[str, ...] = ()
     key_format: Format | None = None
+
+    @property
+    def definition(self) -> tuple[object, ...]:
+        """Return everything that the plan depends on besides the columns that are read."""
+        return self.filter, self.columns, self.value, self.key, self.key_format
+
+    @property
+    def written_formats(self) -> Mapping[str, Format | None]:
+        """Return the formats of the new value and the new key."""
+        return {"value": self.value, "key": self.key_format}
 
     @property
     def is_identity(self) -> bool:

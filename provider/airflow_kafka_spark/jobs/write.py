@@ -22,14 +22,14 @@ from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, 
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark import RDD
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.jobs.chain import SinkChain
     from airflow_kafka_spark.jobs.tasks.layout import RowLayout
-    from airflow_kafka_spark.jobs.tasks.read import Reading
+    from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.jobs.tasks.write import OtherSink, WriteTask
     from airflow_kafka_spark.sinks.base import SplitWriter
 
@@ -175,8 +175,8 @@ class ChainJob(SinkJob):
     others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        with self.spark.open_session() as session, use_sql_settings(session, SETTINGS), self._watch.report_progress(session):
-            results = collect(self._make_results(session, writer), self.window)
+        with self.spark.open_without_sql() as spark, self._watch.report_progress(spark):
+            results = self._collect_results(spark, writer)
         found = sorted((decode_result(text) for text in results), key=lambda result: result.index)
         if [result.index for result in found] != [split.index for split in self.splits]:
             returned = f"{len(found)} of {len(self.splits)} splits have returned a result"
@@ -184,9 +184,11 @@ class ChainJob(SinkJob):
             raise SparkJobFailed(str(self.window), f"{returned}: {cause}", retryable=False)
         return found
 
-    def _make_results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
-        from pyspark.sql.pandas.types import from_arrow_schema
+    def _collect_results(self, spark: SparkContext | SparkSession, writer: SplitWriter) -> list[str]:
+        """Return the results of the tasks.
 
+        :param spark: Spark, which is started.
+        """
         from airflow_kafka_spark.jobs.tasks.write import WriteTask
 
         read = self.chain.read_task(self.splits, self.reading)
@@ -195,9 +197,17 @@ class ChainJob(SinkJob):
         program = plan.make_program_for(read)
         if program is not None:
             read = self.chain.make_partial_read_task(read, program.columns)
-            return run_per_split(session, replace(write, read=read, program=program), len(self.splits))
+            task = replace(write, read=read, program=program)
+            return collect(run_per_split(spark, task, len(self.splits)), self.window)
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
+        with self.spark.open_session() as session, use_sql_settings(session, SETTINGS):
+            return collect(self._make_frame(session, read, write), self.window)
+
+    def _make_frame(self, session: SparkSession, read: ReadTask, write: WriteTask) -> DataFrame:
+        """Return the results of tasks that read, of Spark's SQL, and of tasks that write."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         # One row for each task: the number of its split.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(read, from_arrow_schema(read.schema))

@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.text_values import CsvDialect
 from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
@@ -245,7 +246,7 @@ def _format_texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
             (_quote(kind.field(i).name, style.escapes), _format_texts(pc.struct_field(array, [i]), style))
             for i in range(kind.num_fields)
         ]
-        return ValueTexts(pc.if_else(pc.is_valid(array), join_objects(members, len(array), nulls=style.nulls), None))
+        return ValueTexts(if_else(pc.is_valid(array), join_objects(members, len(array), nulls=style.nulls), None))
     if pa.types.is_map(kind):
         items = pc.fill_null(_format_texts(array.items, style).as_json(), "null")
         return _join_nested(array, _join(_format_keys(array.keys, style), ":", items), "{", "}")
@@ -354,13 +355,13 @@ def join_objects(
 def _join_nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> ValueTexts:
     """Return the texts of the entries of lists or maps, joined per list."""
     lists = pa.ListArray.from_arrays(array.offsets, texts)
-    return ValueTexts(pc.if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None))
+    return ValueTexts(if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None))
 
 
 def _format_keys(array: pa.Array, style: _Style) -> pa.Array:
     """Return the keys of maps as JSON strings; keys may be of any type."""
     texts = _format_texts(array, style).as_json()
-    return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
+    return if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 
 
 def _join_records(fields: Sequence[list[str | pa.Array]], dialect: CsvDialect, end: str = "") -> pa.Array:
@@ -381,7 +382,7 @@ def _format_bare_field(value: ValueTexts, dialect: CsvDialect, may_be_empty: boo
     text = _join(value.text, value.zone) if value.zone else value.text
     # A value that reads like a null is quoted.
     if (dialect.null or may_be_empty) and pc.any(like_null := pc.equal(text, dialect.null)).as_py():
-        text = pc.if_else(like_null, dialect.quote_text(dialect.null), text)
+        text = if_else(like_null, dialect.quote_text(dialect.null), text)
     return [pc.fill_null(text, dialect.null) if text.null_count else text]
 
 
@@ -471,10 +472,10 @@ def _format_floats(array: pa.Array, quote: str) -> pa.Array:
     texts = (array.cast(pa.float32()) if pa.types.is_float16(array.type) else array).cast(pa.string())
     # 1 becomes 1.0, so that readers that infer types see a floating point column.
     whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
-    texts = pc.if_else(whole, _join(texts, ".0"), texts)
+    texts = if_else(whole, _join(texts, ".0"), texts)
     if pc.all(pc.is_finite(array)).as_py() is False:
         for arrow, spark in _NON_FINITE.items():
-            texts = pc.if_else(pc.equal(texts, arrow), f"{quote}{spark}{quote}", texts)
+            texts = if_else(pc.equal(texts, arrow), f"{quote}{spark}{quote}", texts)
     return texts
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, find_java, find_pyspark_jars, lock_file
+from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, find_java, find_spark_jars, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _CLASS_PATH_VARIABLES = (
     "SPARK_SCALA_VERSION",
     "YARN_CONF_DIR",
 )
-_JAVA_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+JAVA_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 _TRAINING = "from_json('{\"n\": 1}', 'n int').n AS n"
 _TRAINED = "SQL and an RDD"
 _MAKING_SECONDS = 600.0
@@ -174,8 +174,7 @@ class SparkClassArchive:
             version = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
             if version is None or int(version[1]) not in _JAVA_RELEASES:
                 return None
-            home = os.environ.get("SPARK_HOME")
-            jars = sorted((Path(home) / "jars" if home else find_pyspark_jars()).iterdir())
+            jars = sorted(find_spark_jars().iterdir())
         except (KafkaSparkError, OSError):
             return None
         variables = [f"{name}={os.environ.get(name, '')}" for name in _CLASS_PATH_VARIABLES]
@@ -188,7 +187,7 @@ class SparkClassArchive:
 
         :param others: the user's Java options.
         """
-        given = " ".join([others, *(os.environ.get(name, "") for name in _JAVA_OPTION_VARIABLES)])
+        given = " ".join([others, *(os.environ.get(name, "") for name in JAVA_OPTION_VARIABLES)])
         if re.search("-Xshare|SharedArchiveFile|ArchiveClassesAtExit|-Xlog:disable", given):
             return ()
         options = list_java_options(self.file)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.connections import format_setting, look_up
 from airflow_kafka_spark.hooks.spark import python_daemon
-from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
+from airflow_kafka_spark.hooks.spark.class_archive import JAVA_OPTION_VARIABLES, SparkClassArchive
 from airflow_kafka_spark.hooks.spark.health import (
     call_driver,
     discard,
@@ -30,8 +31,9 @@ from airflow_kafka_spark.hooks.spark.health import (
     get_java_session_class,
     is_local_master,
 )
+from airflow_kafka_spark.hooks.spark.jars import find_spark_jars
 from airflow_kafka_spark.hooks.spark.warm import client as warm
-from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, parse_duration
+from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, list_changes, parse_duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -53,6 +55,11 @@ _PYTHON = "spark.pyspark.python"
 _DAEMON = "spark.python.daemon.module"
 _WITH_PORT = re.compile(r"[^\[\]:/,]+:[0-9]+(,[^\[\]:/,]+:[0-9]+)*")
 """One host or several, each with its port."""
+_ANALYSIS_SETTINGS = re.compile(
+    r"spark\.(sql\.(?!artifact\.|redaction\.|warehouse\.dir=)|jars|plugins=|driver\.(extraClassPath|userClassPathFirst)=)"
+)
+"""Settings that may change how Spark analyzes SQL. Those that are left out are written differently once a context runs."""
+_JAVA_PROPERTIES = re.compile(r"-D(spark\.\S+)")
 _INCUBATOR = b"WARNING: Using incubator modules: "
 
 _QUICK_START = (
@@ -184,6 +191,33 @@ class SparkHook(BaseHook):
         if _JAVA in theirs:
             theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
         return ours | theirs
+
+    def find_analysis_facts(self) -> list[str] | None:
+        """Return the settings and the installed files on which Spark's analysis of SQL depends. Spark is not started.
+
+        :return: one text for each; None if they are unknown: on a Connect server, or if other code of this process has made a
+            session, which may have functions of its own. Also None if the extra has ``"plan_cache": false``.
+        """
+        if self.is_connect or format_setting(self.connection.extra_dejson.get("plan_cache", True)).lower() == "false":
+            return None
+        try:
+            if _has_session_of_others():
+                return None
+            files = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
+            return sorted([*self._list_analysis_settings(), *files, os.environ.get("PYSPARK_SUBMIT_ARGS", "")])
+        except Exception:  # Spark is not installed, or has ended
+            return None
+
+    def _list_analysis_settings(self) -> Iterator[str]:
+        """Yield the settings of SQL: those of the running context of this process, else those of a new one."""
+        active = sys.modules["pyspark"].SparkContext._active_spark_context if "pyspark" in sys.modules else None
+        if active is not None:
+            yield from filter(_ANALYSIS_SETTINGS.match, active._jsc.sc().conf().toDebugString().splitlines())
+            return
+        settings = self.make_settings()
+        given = (settings.get(_JAVA, ""), *(os.environ.get(name, "") for name in JAVA_OPTION_VARIABLES))
+        yield from filter(_ANALYSIS_SETTINGS.match, (f"{name}={value}" for name, value in settings.items()))
+        yield from filter(_ANALYSIS_SETTINGS.match, (found for options in given for found in _JAVA_PROPERTIES.findall(options)))
 
     @cached_property
     def keep_alive(self) -> float | None:
@@ -595,9 +629,26 @@ def _get_session(context: SparkContext) -> SparkSession:
     if (active := SparkSession.getActiveSession()) is not None:
         return active
     session = SparkSession(context)
+    _own_sessions.append(session)
     # Spark has one active session per thread.
     get_java_session_class(session._jvm).setActiveSession(session._jsparkSession)
     return session
+
+
+_own_sessions: list[SparkSession] = []
+
+
+def _has_session_of_others() -> bool:
+    """Return True if this process has a session that this package has not made."""
+    module = sys.modules.get("pyspark.sql.session")
+    made = module and module.SparkSession._instantiatedSession
+    return made is not None and not any(made is own for own in (warm.get_session(), *_own_sessions))
+
+
+def _find_configuration_directory() -> Path:
+    """Return the directory of Spark's configuration files."""
+    own = os.environ.get("SPARK_CONF_DIR")
+    return Path(own) if own else find_spark_jars().parent / "conf"
 
 
 def _discard_ended() -> str:

@@ -126,6 +126,15 @@ def find_pyspark_jars() -> Path:
     return jars
 
 
+def find_spark_jars() -> Path:
+    """Return the directory of Spark's jars: that of ``SPARK_HOME``, else that of pyspark.
+
+    :raises JarsUnavailable: as :func:`find_pyspark_jars`.
+    """
+    home = os.environ.get("SPARK_HOME")
+    return Path(home) / "jars" if home else find_pyspark_jars()
+
+
 def find_spark_kafka_connector() -> str:
     """Return the coordinate of Spark's Kafka connector for the release and the Scala version of the installed pyspark."""
     version = _read_pyspark_version()

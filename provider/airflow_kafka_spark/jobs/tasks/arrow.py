@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import SqlFailed
 from airflow_kafka_spark.formats.base import OFFSET, Kind
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import TextEncoder, format_plain_decimals, format_timestamps
 
 Value: TypeAlias = "pa.Array | pa.Scalar"
@@ -94,7 +95,7 @@ def equal_or_both_null(kind: pa.DataType, left: Value, right: Value) -> Value:
 def one_of(kind: pa.DataType, value: Value, *among: Value) -> Value:
     if not pa.types.is_floating(value.type) and all(isinstance(other, pa.Scalar) and other.is_valid for other in among):
         known = pc.is_in(value, value_set=pa.array([other.as_py() for other in among], value.type))
-        return pc.if_else(pc.is_null(value), pa.scalar(None, kind), known)
+        return if_else(pc.is_null(value), pa.scalar(None, kind), known)
     found: Value = pa.scalar(False)
     for other in among:
         found = pc.or_kleene(found, equal(kind, value, other))
@@ -175,15 +176,12 @@ def multiplied(kind: pa.DataType, value: Value, by: pa.Scalar) -> Value:
     """Return ``try_multiply`` by a positive whole number: null if the result does not fit."""
     limit = (2 ** _LIMITS[kind] - 1) // by.as_py()
     fits = pc.and_(pc.greater_equal(value, pa.scalar(-limit, kind)), pc.less_equal(value, pa.scalar(limit, kind)))
-    return pc.multiply(pc.if_else(fits, value, pa.scalar(None, kind)), by)
+    return pc.multiply(if_else(fits, value, pa.scalar(None, kind)), by)
 
 
 def number_of(kind: pa.DataType, moment: Value) -> Value:
     """Return the days of a date, or the microseconds of a timestamp, since 1970."""
     return pc.cast(moment, kind)
-
-
-_MICROS = pa.scalar(1000, pa.int64())
 
 
 def _round_down(moment: Value, micros: int) -> Value:
@@ -193,7 +191,7 @@ def _round_down(moment: Value, micros: int) -> Value:
     """
     unit, passed = pa.scalar(micros, pa.int64()), pc.cast(moment, pa.int64())
     cut = pc.divide(passed, unit)
-    return pc.if_else(pc.less(passed, pc.multiply(cut, unit)), pc.subtract(cut, pa.scalar(1, pa.int64())), cut)
+    return if_else(pc.less(passed, pc.multiply(cut, unit)), pc.subtract(cut, pa.scalar(1, pa.int64())), cut)
 
 
 def milliseconds_of(_: pa.DataType, moment: Value) -> Value:
@@ -210,7 +208,7 @@ def moment_of(kind: pa.DataType, micros: Value) -> Value:
 
 def moment_of_milliseconds(kind: pa.DataType, millis: Value) -> Value:
     """Return timestamps of numbers that are known to be in range. Results of an overflow are not used by the caller."""
-    return pc.cast(pc.multiply(millis, _MICROS), kind)
+    return pc.cast(pc.multiply(millis, pa.scalar(1000, pa.int64())), kind)
 
 
 def midnight_of(kind: pa.DataType, date: Value) -> Value:
@@ -243,7 +241,7 @@ def narrowed(kind: pa.DataType, value: Value) -> Value:
     limit = 2 ** _LIMITS[kind]
     low, high = pa.scalar(-limit, value.type), pa.scalar(limit - 1, value.type)
     fits = pc.and_(pc.greater_equal(value, low), pc.less_equal(value, high))
-    return pc.cast(pc.if_else(fits, value, pa.scalar(None, value.type)), kind)
+    return pc.cast(if_else(fits, value, pa.scalar(None, value.type)), kind)
 
 
 def cut_off(kind: pa.DataType, value: Value) -> Value:
@@ -255,8 +253,8 @@ def cut_off(kind: pa.DataType, value: Value) -> Value:
     # The largest bigint is no double; the next double counts as the limit.
     largest = pc.and_(fits, pc.greater_equal(value, float(limit)))
     small = pc.and_(fits, pc.less(value, float(limit)))
-    cut = pc.cast(pc.trunc(pc.if_else(small, value, pa.scalar(None, pa.float64()))), kind)
-    return pc.if_else(pc.fill_null(largest, False), pa.scalar(limit - 1, kind), cut)
+    cut = pc.cast(pc.trunc(if_else(small, value, pa.scalar(None, pa.float64()))), kind)
+    return if_else(pc.fill_null(largest, False), pa.scalar(limit - 1, kind), cut)
 
 
 _PLAIN = r"^-?[0-9]{1,18}$"
@@ -272,7 +270,7 @@ def whole_number(kind: pa.DataType, text: Value) -> Value:
     plain = pc.match_substring_regex(text, _PLAIN)
     if plain.true_count + plain.null_count < len(text):
         others = {row: _parse_whole(text[row].as_py()) for row in pc.indices_nonzero(pc.invert(plain)).to_pylist()}
-        plain_ones = pc.cast(pc.if_else(plain, text, pa.scalar(None, text.type)), pa.int64())
+        plain_ones = pc.cast(if_else(plain, text, pa.scalar(None, text.type)), pa.int64())
         numbers = plain_ones.to_pylist()
         for row, number in others.items():
             numbers[row] = number
@@ -352,7 +350,7 @@ def _replace_zero_divisor(value: Value, by: Value) -> Value:
     zero = pc.equal(by, pa.scalar(0, by.type))
     if _has_any(pc.and_(pc.fill_null(zero, False), pc.is_valid(value))):
         raise ExpressionFailed(_ZERO)
-    return pc.if_else(pc.fill_null(zero, False), pa.scalar(None, by.type), by)
+    return if_else(pc.fill_null(zero, False), pa.scalar(None, by.type), by)
 
 
 def ratio(_: pa.DataType, value: Value, by: Value) -> Value:
@@ -373,7 +371,7 @@ def whole_remainder(kind: pa.DataType, value: Value, by: Value) -> Value:
     """Return the remainder of a division that rounds towards 0. It has the sign of the dividend."""
     by = _replace_zero_divisor(value, by)
     # Divided by -1 there is no remainder, and the quotient of the smallest number does not fit.
-    by = pc.if_else(pc.equal(by, pa.scalar(-1, kind)), pa.scalar(1, kind), by)
+    by = if_else(pc.equal(by, pa.scalar(-1, kind)), pa.scalar(1, kind), by)
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
 
@@ -413,7 +411,7 @@ def fitting_decimal(kind: pa.DataType, value: Value) -> Value:
         rounded = pc.round(rounded, kind.scale, round_mode="half_towards_infinity")
     if (digits := kind.precision - kind.scale) + value.type.scale < 38:  # else all values fit
         limit = pa.scalar(Decimal(10) ** digits, rounded.type)
-        rounded = pc.if_else(pc.less(pc.abs(rounded), limit), rounded, pa.scalar(None, rounded.type))
+        rounded = if_else(pc.less(pc.abs(rounded), limit), rounded, pa.scalar(None, rounded.type))
     return pc.cast(rounded, kind)
 
 
@@ -426,7 +424,7 @@ def whole_part(kind: pa.DataType, value: Value) -> Value:
     """Return ``try_cast`` of decimals to whole numbers, rounded towards 0: null if a value does not fit."""
     if value.type.precision == value.type.scale:
         # Arrow cannot round decimals that have no digit before their point.
-        return pc.if_else(pc.is_valid(value), pa.scalar(0, kind), pa.scalar(None, kind))
+        return if_else(pc.is_valid(value), pa.scalar(0, kind), pa.scalar(None, kind))
     if isinstance(value, pa.Array) and value.type.precision <= 18:
         # Their digits fit into 64 bits, which Arrow divides ten times as fast as 128.
         nulls = np.asarray(value.is_null()) if value.null_count else None
@@ -436,7 +434,7 @@ def whole_part(kind: pa.DataType, value: Value) -> Value:
     limit, wide = 2 ** _LIMITS[kind], pc.cast(pc.trunc(value), pa.decimal128(38, 0), safe=False)
     low, high = pa.scalar(Decimal(-limit), wide.type), pa.scalar(Decimal(limit - 1), wide.type)
     fits = pc.and_(pc.greater_equal(wide, low), pc.less_equal(wide, high))
-    return pc.cast(pc.if_else(fits, wide, pa.scalar(None, wide.type)), kind)
+    return pc.cast(if_else(fits, wide, pa.scalar(None, wide.type)), kind)
 
 
 def as_double(kind: pa.DataType, value: Value) -> Value:
@@ -465,7 +463,7 @@ def _split_plain(text: Value, plain: str) -> tuple[Value, list[int]]:
     if matched.true_count + matched.null_count == len(text):
         return text, []
     others = pc.indices_nonzero(pc.invert(matched)).to_pylist()
-    return pc.if_else(matched, text, pa.scalar(None, text.type)), others
+    return if_else(matched, text, pa.scalar(None, text.type)), others
 
 
 def _fill_in_others(plain: pa.Array, text: pa.Array, others: list[int], parse: Callable[[str], Any]) -> pa.Array:
@@ -707,7 +705,7 @@ def formatted(kind: pa.DataType, moment: Value, pattern: pa.Scalar) -> Value:
     # Without a zone, and to the microsecond.
     whole = format_timestamps(_remove_zone(moment), " ")
     usual = pc.match_substring_regex(whole, r"^[0-9]{4}-")
-    made = _format_in_pattern(pc.if_else(usual, whole, pa.scalar(None, whole.type)), parts)
+    made = _format_in_pattern(if_else(usual, whole, pa.scalar(None, whole.type)), parts)
     if usual.true_count + usual.null_count == len(whole):
         return made
     unusual = pc.fill_null(pc.invert(usual), False)
@@ -980,7 +978,7 @@ class _Evaluation:
         if rows is None or node.data not in FALLIBLE:
             return FUNCTIONS[node.data](node.type, *values)
         first = values[0]
-        return FUNCTIONS[node.data](node.type, pc.if_else(rows, first, pa.scalar(None, first.type)), *values[1:])
+        return FUNCTIONS[node.data](node.type, if_else(rows, first, pa.scalar(None, first.type)), *values[1:])
 
     def _compute_case(self, node: Node, rows: pa.Array | None) -> Value:
         *pairs, last = node.args
@@ -1007,7 +1005,7 @@ class _Evaluation:
         # From the last branch to the first, because the first true condition decides. A condition that is null is not true.
         made = otherwise
         for holds, value, within in reversed(open_branches):
-            made = pc.if_else(pc.fill_null(holds, False), self._get_value(value, within), made)
+            made = if_else(pc.fill_null(holds, False), self._get_value(value, within), made)
         return made
 
     def _make_struct(self, node: Node, rows: pa.Array | None) -> Value:

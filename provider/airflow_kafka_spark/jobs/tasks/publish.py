@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.formats.base import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.jobs.tasks.read import ReadTask, get_partition_id
@@ -67,7 +68,7 @@ class TopicRules:
         topics = wanted = rows.column(at)
         if self.topic is not None:
             changed = pc.not_equal(topics, topic_partition.topic)
-            topics, wanted = pc.if_else(changed, topics, self.topic), topics.filter(changed)
+            topics, wanted = if_else(changed, topics, self.topic), topics.filter(changed)
         for topic in pc.unique(wanted).to_pylist():
             is_read = topic is not None and self.read is not None and self.read.matches(topic)
             if is_read or topic in self.reserved:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, UNREADABLE, NullValues
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
 from airflow_kafka_spark.jobs.tasks.account import SplitAccount
 from airflow_kafka_spark.jobs.tasks.layout import NO_VALUE, Reasons
@@ -137,7 +138,7 @@ class Sorter:
             missing = rows.column(TOMBSTONE)
             if errors is None:
                 errors = pa.nulls(rows.num_rows, pa.string())
-            errors = pc.if_else(pc.and_(missing, errors.is_null()), NO_VALUE, errors)
+            errors = if_else(pc.and_(missing, errors.is_null()), NO_VALUE, errors)
         if errors is None or errors.null_count == len(errors):
             return rows
         why = [(_find_stage(reason), reason) for reason in errors.drop_null().to_pylist()]

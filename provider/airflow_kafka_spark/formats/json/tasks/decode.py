@@ -53,6 +53,7 @@ from airflow_kafka_spark.formats.tasks.base import (
     parse_timestamps,
     refuse_nulls,
 )
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.text_values import (
     MAX_DATE,
     MAX_MICRO,
@@ -304,7 +305,7 @@ class _Maps:
         items = pa.array(values, pa.string()) if is_text else self._read_values(values, column.name, wanted.item_type)
         ends = np.cumsum([0, *map(len, maps)], dtype=np.int32)
         made = pa.MapArray.from_arrays(pa.array(ends), pa.array(names, wanted.key_type), items, type=wanted)
-        return made if not read.null_count else pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
+        return made if not read.null_count else if_else(read.is_valid(), made, pa.scalar(None, wanted))
 
     def _read_values(self, raw: Sequence[Any], name: str, wanted: pa.DataType) -> pa.Array:
         """Return values that Arrow reads, each as a record of its own."""

@@ -36,6 +36,7 @@ from airflow_kafka_spark.formats.json.tasks.row_decode import (
     skip_value,
 )
 from airflow_kafka_spark.formats.tasks.base import FEW_RECORDS
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, to_arrow_schema, to_arrow_type
@@ -326,7 +327,7 @@ class DefaultFill:
         if self.parts:
             array = self._fill_inner(array, wanted)
         if self.default is not None and array.null_count:
-            array = pc.if_else(array.is_null(), self.default[0], array)
+            array = if_else(array.is_null(), self.default[0], array)
         return array
 
     def _fill_inner(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -353,7 +354,7 @@ def _read_starts(array: pa.Array) -> pa.Array:
     if not array.null_count:
         return array.offsets
     gone = pa.concat_arrays([array.is_null(), pa.array([False])])
-    return pc.if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
+    return if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
 
 
 def make_default_fills(

@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
@@ -32,6 +31,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, ListType, MapType
 
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
 from airflow_kafka_spark.sinks.lake.tasks.rewrite import READ_PARQUET, TableFile, Upsert
 
@@ -190,7 +190,7 @@ def _restore_nulls(found: pa.Array | None, like: pa.Array | None) -> pa.Array | 
     """Return values, null where ``like`` is."""
     if found is None or like is None or found.null_count == like.null_count:
         return found
-    return pc.if_else(like.is_valid(), found, pa.scalar(None, found.type))
+    return if_else(like.is_valid(), found, pa.scalar(None, found.type))
 
 
 def find_equality_deletes(table: Table, snapshot: Snapshot | None) -> str | None:

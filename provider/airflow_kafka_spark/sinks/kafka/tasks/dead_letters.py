@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers
 from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, Runs, group_into_runs
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
@@ -201,7 +202,7 @@ def _shorten(reasons: pa.StringArray) -> pa.StringArray:
     if not pc.any(long).as_py():
         return reasons
     cut = pc.utf8_slice_codeunits(reasons, 0, LONGEST_REASON)
-    return pc.if_else(long, pc.binary_join_element_wise(cut, "...", ""), reasons)
+    return if_else(long, pc.binary_join_element_wise(cut, "...", ""), reasons)
 
 
 def locate_record(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def _make_records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapp
     headers = batch.column("headers")
     if context is not None:
         headers = extend_headers(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
-    stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
+    stamps = if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
     return pa.RecordBatch.from_arrays(
         [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]
     )

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoded, Encoder, StructEncoder
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
@@ -145,7 +146,7 @@ class ColumnEncoder:
         """Return the encoded rows; null for a struct that is null. No row is refused."""
         columns = {f.name: _remove_decimals(column) for f, column in zip(rows.type, rows.flatten(), strict=True)}
         values = self.encoder.encode(columns)
-        return Encoded(pc.if_else(rows.is_valid(), values, None) if rows.null_count else values)
+        return Encoded(if_else(rows.is_valid(), values, None) if rows.null_count else values)
 
 
 def _remove_decimals(column: pa.Array) -> pa.Array:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, join_objects, map_values
 from airflow_kafka_spark.sources.cdc.tasks.events import ColumnForm, EventFrame, TableWriter, ValueConverter, ValueRefused
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA
@@ -94,7 +95,7 @@ def take_ranges(data: bytes | bytearray | np.ndarray, begins: np.ndarray, ends: 
     # An array of the ranges and of the bytes between them.
     both = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     found = both.take(pa.array(np.arange(0, count, 2)))
-    return pc.if_else(pa.array(~nulls), found, pa.scalar(None, pa.binary())) if nulls.any() else found
+    return if_else(pa.array(~nulls), found, pa.scalar(None, pa.binary())) if nulls.any() else found
 
 
 def _format_member(table: TableWriter, at: int, column: pa.Array) -> ValueTexts:
@@ -135,7 +136,7 @@ def _format_integers(texts: pa.Array, _: int) -> ValueTexts:
 
 
 def _format_booleans(texts: pa.Array, _: int) -> ValueTexts:
-    return ValueTexts(pc.if_else(pc.equal(texts, "t"), "true", "false"))
+    return ValueTexts(if_else(pc.equal(texts, "t"), "true", "false"))
 
 
 _WHOLE = r"^-?(?:0|[1-9][0-9]*)$"
@@ -153,7 +154,7 @@ def _format_doubles(texts: pa.Array, digits: int, convert: ValueConverter) -> pa
         return map_values(texts.cast(pa.binary()), convert)
     is_whole = pc.match_substring_regex(texts, _WHOLE)
     is_known = pc.and_(is_short, pc.or_(is_whole, pc.match_substring_regex(texts, _PART)))
-    found = pc.if_else(is_whole, _join(texts, ".0"), texts)
+    found = if_else(is_whole, _join(texts, ".0"), texts)
     others = pc.fill_null(pc.invert(is_known), False)
     if not pc.any(others).as_py():
         return found
@@ -172,7 +173,7 @@ def _format_decimals(texts: pa.Array, scale: int) -> ValueTexts:
 def _format_variable_decimals(texts: pa.Array, _: int) -> ValueTexts:
     point = pc.find_substring(texts, ".")
     behind = pc.subtract(pc.subtract(pc.binary_length(texts), point), 1)
-    scales = pc.if_else(pc.less(point, 0), 0, behind).cast(pa.string())
+    scales = if_else(pc.less(point, 0), 0, behind).cast(pa.string())
     values = encode_integers(_remove_points(texts).cast(pa.int64()))
     return ValueTexts(_join('{"scale":', scales, ',"value":"', values, '"}'))
 
@@ -209,7 +210,7 @@ def encode_integers(numbers: pa.Array) -> pa.Array:
     np.cumsum(lengths, out=offsets[1:])
     text = pa.py_buffer(characters[places < lengths[:, None]])
     encoded = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), text)
-    return pc.if_else(numbers.is_valid(), encoded, None) if numbers.null_count else encoded
+    return if_else(numbers.is_valid(), encoded, None) if numbers.null_count else encoded
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def _format_zoned(texts: pa.Array, digits: int) -> ValueTexts:
     shown = pc.binary_replace_slice(pc.utf8_slice_codeunits(texts, 0, -len("+00")), 10, 11, "T")
     if digits:
         if pc.min(pc.binary_length(shown)).as_py() == _SECOND:
-            shown = pc.if_else(pc.equal(pc.binary_length(shown), _SECOND), _join(shown, "."), shown)
+            shown = if_else(pc.equal(pc.binary_length(shown), _SECOND), _join(shown, "."), shown)
         shown = pc.ascii_rpad(shown, _SECOND + 1 + digits, "0")
     return ValueTexts(shown, zone="Z", quoted=True)
 

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_kafka_spark.formats.tasks.kernels import if_else
 from airflow_kafka_spark.formats.tasks.text import ValueTexts
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, put_positions, take_ranges, take_texts
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
@@ -448,6 +449,6 @@ def _read_row(
         if old is not None and is_unchanged.any():
             if (np.asarray(old[index].is_null()) & is_unchanged).any():
                 raise NotWhole
-            column = pc.if_else(pa.array(is_unchanged), old[index], column)
+            column = if_else(pa.array(is_unchanged), old[index], column)
         columns.append(column)
     return columns, at
