@@ -139,9 +139,6 @@ def stand(
     :param packages: Maven coordinates of further jars.
     :param settings: further settings of Spark's session.
     """
-    from pyspark.sql import SparkSession
-
-    from airflow_kafka_spark.hooks.spark import python_daemon
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
@@ -162,24 +159,13 @@ def stand(
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = postgres.connection_uri()
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-        # As operators make one.
-        configuration = {
-            **SparkHook().make_settings(),
-            "spark.python.daemon.module": python_daemon.__name__,
-            "spark.master": "local[2]",
-            "spark.jars": ",".join(map(str, spark_jars)),
-            "spark.driver.memory": "2g",
-            **(settings or {}),
-        }
-        builder: Any = SparkSession.builder
-        for key, value in configuration.items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
-        spark.sparkContext.setLogLevel("ERROR")
-        try:
-            yield Stand(kafka, postgres, spark, records, rounds, directory)
-        finally:
-            spark.stop()
+        conf = {"spark.jars": ",".join(map(str, spark_jars)), "spark.driver.memory": "2g", **(settings or {})}
+        with SparkHook(conf=conf).open_session() as spark:
+            spark.sparkContext.setLogLevel("ERROR")
+            try:
+                yield Stand(kafka, postgres, spark, records, rounds, directory)
+            finally:
+                spark.stop()
 
 
 def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:

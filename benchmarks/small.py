@@ -1,5 +1,5 @@
 """A window of 1,000 records, in a new process each time as a task is: plain Spark, the operator with a Spark of its own, and
-in a warm one.
+in a warm one; and a window whose records are changed by SQL, with and without a plan of an earlier task.
 
 Seconds and CPU seconds are those of ``execute``, with all processes that it starts; of plain Spark those of a session and a first
 job. The CPU seconds of a warm Spark process are not counted. CPU seconds change less than seconds on a busy machine.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,9 @@ from benchmarks.measure import Stopwatch, Table, print_title, print_turn, tree_c
 RECORDS = 1_000
 PLAIN = "plain Spark: session and first job"
 COLD, WARM, EMPTY = "operator, cold", "operator, warm", "operator, no records"
-CONTESTANTS = (PLAIN, COLD, WARM, EMPTY)
+SQL_COLD, SQL_WARM = "operator with SQL, cold", "operator with SQL, warm"
+FIRST = ", analyzed by Spark"
+CONTESTANTS = (PLAIN, COLD, WARM, EMPTY, SQL_COLD + FIRST, SQL_COLD, SQL_WARM + FIRST, SQL_WARM)
 _RESULT = "result: "
 
 
@@ -57,7 +60,8 @@ def run(directory: Path, rounds: int) -> None:
 
 
 def _measure(kafka: EmbeddedKafka, name: str, turn: int, directory: Path) -> dict[str, float]:
-    connection = {"conn_type": "spark", "host": "local[2]", "extra": {"keep_alive": "5m"} if name == WARM else {}}
+    extra = {**({"keep_alive": "5m"} if "warm" in name else {}), **({"plan_cache": False} if name.endswith(FIRST) else {})}
+    connection = {"conn_type": "spark", "host": "local[2]", "extra": extra}
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
         "PYTHONPYCACHEPREFIX": str(find_cache_directory() / "bytecode"),
@@ -88,12 +92,14 @@ def _operate(name: str, turn: str, directory: str) -> Callable[[], dict[str, flo
 
     A window without records is the next one of the cold pipeline.
     """
+    from airflow_kafka_spark.transforms import Sql
+    from benchmarks.between_topics import COLUMNS, FILTER
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink
     from tests.support.runs import context
 
-    pipeline = "warm" if name == WARM else "cold"
+    pipeline = re.sub(r"\W+", "-", COLD if name == EMPTY else name)
     operator = KafkaToSinkOperator(
         task_id="bench",
         topics=events.TOPIC,
@@ -101,6 +107,7 @@ def _operate(name: str, turn: str, directory: str) -> Callable[[], dict[str, flo
         pipeline=pipeline,
         value=Json(schema=SCHEMA),
         sink=FilesSink(path=f"{directory}/{pipeline}"),
+        transforms=[Sql(COLUMNS, filter=FILTER)] if "SQL" in name else [],
     )
 
     def operate() -> dict[str, float]:
