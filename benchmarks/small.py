@@ -92,11 +92,11 @@ def _operate(name: str, turn: str, directory: str) -> Callable[[], dict[str, flo
 
     A window without records is the next one of the cold pipeline.
     """
-    from airflow_kafka_spark.transforms import Sql
-    from benchmarks.between_topics import COLUMNS, FILTER
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink
+    from airflow_kafka_spark.transforms import Sql
+    from benchmarks.between_topics import COLUMNS, FILTER
     from tests.support.runs import context
 
     pipeline = re.sub(r"\W+", "-", COLD if name == EMPTY else name)

@@ -18,7 +18,6 @@ import datetime
 import decimal
 import functools
 import hashlib
-import importlib.metadata
 import logging
 import os
 import pickle
@@ -30,7 +29,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.spark.jars import find_cache_directory
+from airflow_kafka_spark import __version__
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, read_pyspark_version
 from airflow_kafka_spark.hooks.spark.warm.process import list_changes
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).parents[1]
 # What plans are made of: a plan of other code is another plan, even if the version of the package is equal, as in a checkout.
 _SOURCES = ("formats", "jobs", "transforms")
-_SOFTWARE = ("pyarrow", "pyspark")
 _DIGEST = hashlib.sha256
 _PLAIN = (bool, int, float, bytes, decimal.Decimal, datetime.date, datetime.datetime, datetime.timedelta)
 _MOST = 500
@@ -78,10 +78,10 @@ class PlanFile:
         try:
             for part in (*_list_software(), *facts, schema.serialize().to_pybytes().hex(), *_describe(definition)):
                 digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
-        except _Undescribed as reason:
+            return cls(find_cache_directory() / "plans" / f"{digest.hexdigest()[:40]}.plan")
+        except (_Undescribed, KafkaSparkError, OSError, RuntimeError) as reason:  # the user may have no home directory
             log.debug("The plan of this chain is not kept: %s", reason)
             return None
-        return cls(find_cache_directory() / "plans" / f"{digest.hexdigest()[:40]}.plan")
 
     def load(self) -> Any:
         """Return the plan; None if the file does not exist, is damaged, or belongs to another user."""
@@ -136,8 +136,14 @@ def _find_time(file: Path) -> float:
 def _list_software() -> tuple[str, ...]:
     """Return the versions of the libraries, and a text for each module of this package that takes part in a plan, which changes
     with the module."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in _SOFTWARE]
-    return (*versions, *(change for source in _SOURCES for change in list_changes(_PACKAGE / source, "**/*.py")))
+    import pyarrow as pa
+
+    return (
+        __version__,
+        read_pyspark_version(),
+        pa.__version__,
+        *(change for source in _SOURCES for change in list_changes(_PACKAGE / source, "**/*.py")),
+    )
 
 
 class _Undescribed(Exception):

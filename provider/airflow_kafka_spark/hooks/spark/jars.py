@@ -137,13 +137,17 @@ def find_spark_jars() -> Path:
 
 def find_spark_kafka_connector() -> str:
     """Return the coordinate of Spark's Kafka connector for the release and the Scala version of the installed pyspark."""
-    version = _read_pyspark_version()
+    version = read_pyspark_version()
     core = next(find_pyspark_jars().glob("spark-core_*.jar"), None)
     scala = core.name.removeprefix("spark-core_").split("-")[0] if core else "2.13"
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
 
 
-def _read_pyspark_version() -> str:
+def read_pyspark_version() -> str:
+    """Return the version of the installed pyspark, without importing it.
+
+    :raises JarsUnavailable: pyspark is not installed, or does not state its version.
+    """
     text = (_find_pyspark() / "version.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
     if not version:
@@ -165,7 +169,7 @@ def find_spark_home_problem() -> str:
         return f"`SPARK_HOME` is `{home}`, which has no `bin/spark-submit`"
     core = next(Path(home, "jars").glob("spark-core_*.jar"), None)
     release = re.match(r"spark-core_[\d.]+-((\d+\.\d+)\..+)\.jar", core.name) if core else None
-    version = _read_pyspark_version()
+    version = read_pyspark_version()
     if release is None or version.startswith(f"{release[2]}."):
         return ""
     return f"`SPARK_HOME` is `{home}`, which has Spark {release[1]}, and pyspark here is {version}"
