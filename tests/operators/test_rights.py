@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -508,3 +508,43 @@ def test_a_missing_right_is_named_with_connection_and_resource_and_no_retry_is_a
     assert "retr" not in said.lower() and not raised.value.retryable
     # Less than the time after which the brokers would abort a transaction that was left open.
     assert wait_stable(cluster.kafka.connection_extra("admin"), LEDGER, seconds=10)
+
+
+def test_all_missing_rights_are_named_before_a_window_with_the_commands_of_the_page(cluster, tmp_path):
+    granted = documented()[0]
+    own_groups = [acl for acl in granted if acl.name == f"{LEDGER}." and acl.restype == ResourceType.GROUP]
+    group = tmp_path.name
+    moved(cluster, tmp_path, group, runs=0)
+    lacking = [
+        ("--topic", LEDGER, ("Read", "Write")),
+        ("--topic", TARGET, ("Write",)),
+        ("--topic", READ, ("Describe", "Read")),
+        ("--topic", DEAD, ("Describe", "Write")),
+        ("--group", GROUP, ("Read",)),
+    ]
+    said: dict[str, str] = {}
+    cluster.revoke(own_groups)
+    try:
+        with ExitStack() as without:
+            for option, name, operations in lacking:
+                without.enter_context(cluster.without(option, name, group, *operations))
+            for make, options in ((from_files, {"directory": tmp_path}), (to_topic, {"group_id": group})):
+                with pytest.raises(ValidationError) as raised:
+                    run(make, {"pipeline": group, **options}, "run1")
+                said |= {problem.where: str(problem) for problem in raised.value.problems}
+    finally:
+        cluster.grant(own_groups)
+    commands = {
+        where: re.findall("`kafka-acls.sh .* --allow-principal User:airflow (--.*)`", text) for where, text in said.items()
+    }
+    of_page: dict[tuple[ResourceType, str], set[AclOperation]] = {}
+    for acl in granted:
+        of_page.setdefault((acl.restype, {GROUP: group}.get(acl.name, acl.name)), set()).add(acl.operation)
+    of_page[ResourceType.GROUP, f"{LEDGER}.{group}"] = of_page.pop((ResourceType.GROUP, f"{LEDGER}."))
+    for (command,) in commands.values():
+        acls = list(bindings(f"acls {command}"))
+        assert {acl.operation for acl in acls} == of_page.pop((acls[0].restype, acls[0].name))
+    assert of_page.keys() == {(ResourceType.TRANSACTIONAL_ID, f"{LEDGER}.")}, "brokers do not say what a user may do with an id"
+    assert f"rights Read, Write on topic `{LEDGER}`" in said["ledger_topic"]
+    assert f"right Read on group `{group}`" in said["group_id"]
+    assert f"right Describe on group `{LEDGER}.{group}`" in said["consumer group"]

@@ -263,7 +263,7 @@ class _SideOutput:
         else:
             return None
         if isinstance(error, RightMissing):
-            return RightMissing(conn_id, doing, error.code, error.user, error.resource, error.name, error.right)
+            return error.describe_as(conn_id, doing)
         action = describe_remedy(code, f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._describe_largest()}"

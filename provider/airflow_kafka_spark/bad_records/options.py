@@ -13,7 +13,6 @@ from airflow_kafka_spark.errors import (
     KafkaRefused,
     KafkaSparkError,
     Problem,
-    RightMissing,
     TooManyBadRecords,
     Unchecked,
     ValidationError,
@@ -181,11 +180,10 @@ def find_topic_problems(
     if topic in taken:
         return [Problem(where, f"`{topic}` is read by this pipeline, or is its ledger", "Name another topic")]
     try:
-        found = hook.describe_topics([topic], missing="omit")
-        policy = hook.read_topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
-    except RightMissing as error:
-        rights = f"Grant {error.user} Describe, Write and DescribeConfigs on topic `{topic}`, and Create where it is missing"
-        return [Problem.of(where, error, rights)]
+        there, lacking = hook.check_topics({topic: ("Describe", "Write", "DescribeConfigs", "Create")})
+        if lacking:
+            return [Problem.of(where, lacking[topic])]
+        policy = hook.read_topic_config([topic])[topic].get("cleanup.policy", "") if there else ""
     except KafkaRefused as error:
         return [Problem.of(where, error)]
     except KafkaSparkError as error:

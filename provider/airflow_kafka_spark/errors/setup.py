@@ -4,6 +4,8 @@ errors of the embedded servers.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -241,26 +243,57 @@ class RightMissing(KafkaRefused):
     :param user: the user, in words.
     :param resource: the kind of resource: ``topic``, ``group``, ``transactional id`` or ``cluster``.
     :param name: the resource's name; "" if the brokers do not name it.
-    :param right: Kafka's name of the missing right, as ``Describe``; "" if unknown.
+    :param right: Kafka's name of the missing right, as ``Describe``, or several, separated by commas; "" if unknown.
+    :param needed: all rights on the resource that its use needs; default: the missing one. The command grants them.
     """
 
-    def __init__(self, conn_id: str, doing: str, code: str, user: str, resource: str, name: str, right: str) -> None:
-        self.user, self.resource, self.name, self.right = user, resource, name, right
+    def __init__(
+        self,
+        conn_id: str,
+        doing: str,
+        code: str,
+        user: str,
+        resource: str,
+        name: str,
+        right: str,
+        needed: Sequence[str] = (),
+    ) -> None:
+        self.user, self.resource, self.name, self.right, self.needed = user, resource, name, right, tuple(needed)
         named = f"{resource} `{name}`" if name else f"the {resource}"
-        missing = f"the right {right} on {named}" if right else f"a right on {named}"
+        missing = f"the right{'s' if ',' in right else ''} {right} on {named}" if right else f"a right on {named}"
+        command = f": {self._make_command()}" if name and right else ""
         super().__init__(
             conn_id,
             doing,
             code,
             f"{user or 'its user'} lacks {missing}",
-            f"Grant {missing} to {user or 'the user'} of connection `{conn_id}`; docs/connections.md lists all rights",
+            f"Grant {missing} to {user or 'the user'} of connection `{conn_id}`{command}; docs/connections.md lists all rights",
+        )
+
+    def _make_command(self) -> str:
+        """Return the command that grants the rights, in backquotes. Its placeholders have the form ``<name>``."""
+        user = re.match("user `([^`]+)`", self.user)
+        if self.resource == "cluster":
+            resource = "--cluster"
+        elif self.resource == "transactional id":
+            # The ids of all pipelines of a ledger have one prefix.
+            prefix = f"{self.name.partition('.')[0]}."
+            resource = f"--transactional-id {shlex.quote(prefix)} --resource-pattern-type prefixed"
+        else:
+            resource = f"--{self.resource} {shlex.quote(self.name)}"
+        operations = " ".join(f"--operation {right}" for right in self.needed or self.right.split(", "))
+        return (
+            "`kafka-acls.sh --bootstrap-server <broker> --command-config <admin.properties> --add "
+            f"--allow-principal {shlex.quote(f'User:{user[1]}') if user else 'User:<user>'} {resource} {operations}`"
         )
 
     def name_connection(self, conn_id: str) -> RightMissing:
         """Return this error with the connection, if it has none."""
-        if self.conn_id:
-            return self
-        return RightMissing(conn_id, self.doing, self.code, self.user, self.resource, self.name, self.right)
+        return self if self.conn_id else self.describe_as(conn_id, self.doing)
+
+    def describe_as(self, conn_id: str, doing: str) -> RightMissing:
+        """Return this error for another connection and another description of what was requested."""
+        return RightMissing(conn_id, doing, self.code, self.user, self.resource, self.name, self.right, self.needed)
 
 
 class TopicMissing(KafkaSparkError):

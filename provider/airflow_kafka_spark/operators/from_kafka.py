@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import (
     OldOffsetsInRows,
     PlanError,
     Problem,
+    RightMissing,
     TopicMissing,
     Unchecked,
     ValidationError,
@@ -37,7 +38,15 @@ from airflow_kafka_spark.operators.intervals import (
     find_position_after_intervals,
     make_interval_problem,
 )
-from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
+from airflow_kafka_spark.operators.options import (
+    LEDGER_RIGHTS,
+    READ_RIGHTS,
+    FollowOptions,
+    ReadOptions,
+    RecordOptions,
+    WindowOptions,
+    option,
+)
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Sink
 from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -76,7 +85,7 @@ from airflow_kafka_spark.windows.times import UpstreamCounts
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.preview import Preview
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, TopicDescription
     from airflow_kafka_spark.jobs.tasks.account import Tolerance
     from airflow_kafka_spark.jobs.tasks.layout import RowLayout
     from airflow_kafka_spark.jobs.tasks.read import Reading
@@ -249,6 +258,8 @@ class FromKafkaOperator(WindowOperator):
                 continue
             try:
                 of_kafka += check()
+            except RightMissing as error:
+                of_kafka.append(Problem.of(where, error))
             except KafkaSparkError as error:
                 of_kafka += [Problem.of("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
         return [*of_kafka, *self.find_spark_problems()]
@@ -258,20 +269,42 @@ class FromKafkaOperator(WindowOperator):
         if subscription.topics:
             # Brokers refuse the whole request for a name that no topic can have.
             names = set(filter(TOPIC_NAME.fullmatch, subscription.topics))
-            missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
+            there, lacking = self._check_topics(names)
+            yield from self._list_right_problems(lacking)
+            missing = sorted(names - there.keys() - lacking.keys())
             if missing:
                 found = Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
                 known = self.kafka.list_topics()
                 similar = [name for topic in missing if (name := find_similar_name(topic, known))]
                 yield replace(found, what=f"{found.what}; there is {quote_names(similar)}") if similar else found
-        elif subscription.pattern and not subscription.validate() and not self.resolve():
-            action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
-            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)
+        elif subscription.pattern and not subscription.validate():
+            names = set(self.resolve())
+            yield from self._list_right_problems(self._check_topics(names)[1])
+            if not names:
+                action = (
+                    "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
+                )
+                yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)
+
+    def _check_topics(self, names: Collection[str]) -> tuple[dict[str, TopicDescription], dict[str, RightMissing]]:
+        """Return the topics to read that exist, and the errors of those, and of the ledger, on which the user lacks a right."""
+        ledger = {self.ledger_topic: LEDGER_RIGHTS} if TOPIC_NAME.fullmatch(self.ledger_topic) else {}
+        return self.kafka.check_topics({**dict.fromkeys(names, READ_RIGHTS), **ledger}, optional=ledger)
+
+    def _list_right_problems(self, lacking: Mapping[str, RightMissing]) -> Iterator[Problem]:
+        of_topics = "topics" if self.subscription.topics else "topics_pattern"
+        for topic, error in lacking.items():
+            yield Problem.of("ledger_topic" if topic == self.ledger_topic else of_topics, error)
 
     def _find_group_problems(self) -> Iterator[Problem]:
         group = self.group_id
-        if isinstance(group, str) and group.strip() and (members := self.kafka.read_group_state(group).members):
-            listed = ", ".join(map(str, members))
+        if not isinstance(group, str) or not group.strip():
+            return
+        state, lacking = self.kafka.check_group(group, READ_RIGHTS)
+        if lacking:
+            yield Problem.of("group_id", lacking)
+        if state.members:
+            listed = ", ".join(map(str, state.members))
             action = "Stop them, or use a group of this pipeline's own"
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
 
@@ -299,8 +332,8 @@ class FromKafkaOperator(WindowOperator):
 
         subscription = self.subscription
         name = "topics" if subscription.topics else "topics_pattern"
-        if subscription.validate() or list(self._find_missing_topics()):
-            yield Unchecked(where, name)
+        if subscription.validate() or (of_topics := list(self._find_missing_topics())):
+            yield Unchecked(where, of_topics[0].where if of_topics else name)
             return
         log = read_log(self.kafka, self.resolve())
         try:

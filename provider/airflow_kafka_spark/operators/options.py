@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEDGER_RIGHTS = ("Describe", "Read", "Write", "Create", "DescribeConfigs")
+"""Rights on the ledger topic that an operator needs which moves records."""
+READ_RIGHTS = ("Describe", "Read")
+"""Rights on a topic that is read, and on the group that commits offsets."""
+
 
 class option(Generic[T]):  # noqa: N801 - used like `property`
     """An attribute of an operator that reads, and replaces, a field of a group of options.

@@ -11,6 +11,7 @@ from airflow_kafka_spark.arguments import find_choice_problems, unwrap_literals
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_clashes
 from airflow_kafka_spark.errors import (
     ClusterChanged,
+    KafkaSparkError,
     LedgerBehind,
     PipelineInOtherLedger,
     Problem,
@@ -25,7 +26,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
-from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
+from airflow_kafka_spark.operators.options import LEDGER_RIGHTS, READ_RIGHTS, LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     add_dead_letters,
     add_routes,
@@ -228,6 +229,8 @@ class SourceToKafkaOperator(WindowOperator):
             *self._find_error_problems(),
             *of_spark,
         ]
+        if not any(problem.where == "kafka_conn_id" for problem in problems):
+            problems += self._find_right_problems(run)
         if self.transforms and problems:
             # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
@@ -262,6 +265,19 @@ class SourceToKafkaOperator(WindowOperator):
         # Transforms may give the records keys.
         keyless = not self.sink.key_columns and not self.transforms
         return find_ledger_problems(self.sink, self.ledger_topic) or self.sink.find_server_problems(self.kafka, keyless=keyless)
+
+    def _find_right_problems(self, run: Run) -> list[Problem]:
+        """Return the rights that are missing on the ledger and on the pipeline's group. Without the right on the group, a window
+        would be published, and not be closed."""
+        if self.find_pipeline_problems(run):
+            return []
+        try:
+            lacking = self.kafka.check_topics({self.ledger_topic: LEDGER_RIGHTS}, optional=(self.ledger_topic,))[1]
+            of_group = self.kafka.check_group(self.own_group, READ_RIGHTS)[1]
+        except KafkaSparkError as error:
+            return [Problem.of("kafka_conn_id", error)]
+        named = {"ledger_topic": lacking.get(self.ledger_topic), "consumer group": of_group}
+        return [Problem.of(where, error) for where, error in named.items() if error]
 
     def _find_known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.
@@ -500,8 +516,8 @@ class SourceToKafkaOperator(WindowOperator):
         :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
         """
         topics = [self.sink.topic] if self.sink.topic else sorted({tp.topic for tp in published})[:MAX_TARGETS]
-        known = self.kafka.describe_topics(topics, missing="omit")
-        targets = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
+        known, _ = self.kafka.check_topics(dict.fromkeys(topics, ("Read",)))
+        targets = [TopicPartition(topic, 0) for topic, found in known.items() if "Read" in found.rights]
         return {target: found.lso for target, found in self.kafka.read_offsets(targets).items()} if targets else {}
 
     def _check_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> None:

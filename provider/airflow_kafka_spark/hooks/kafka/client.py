@@ -649,6 +649,14 @@ class KafkaCalls:
             detail += "; perhaps this listener expects another `security.protocol`"
         return KafkaUnavailable(self.conn_id, doing, detail)
 
+    def make_right_error(self, resource: Resource, name: str, missing: Sequence[str], needed: Sequence[str]) -> RightMissing:
+        """Return the error for rights that the brokers do not name among those of the user.
+
+        :param needed: all rights on the resource that its use needs.
+        """
+        code = next(code for code, known in _CODES.items() if known == resource)
+        return RightMissing(self.conn_id, "checking rights", code, self._identity, resource, name, ", ".join(missing), needed)
+
     def make_login_error(self, detail: str) -> ConnectionInvalid:
         return ConnectionInvalid(
             self.conn_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from airflow_kafka_spark.errors import (
     KafkaRefused,
     KafkaSparkError,
     KafkaUnavailable,
+    RightMissing,
     TopicMissing,
 )
 from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_server, require_connection, require_extra
@@ -273,9 +274,18 @@ class KafkaHook(KafkaBaseHook):
             raise TopicMissing(self.conn_id, sorted(wanted - found.keys()))
         return found
 
-    def may_read(self, topic: str) -> bool:
-        """Return True if the user has the right to read a topic, which is also needed to commit its offsets."""
-        return kafka_requests.may_read(self._calls, topic)
+    def check_topics(
+        self, needed: Mapping[str, Sequence[str]], *, optional: Collection[str] = ()
+    ) -> tuple[dict[str, TopicDescription], dict[str, RightMissing]]:
+        """Return the topics that exist, by name, and the errors of topics on which the user lacks a right, also by name.
+
+        Of brokers that do not return rights, only a topic that may not be described has an error.
+
+        :param needed: Kafka's names of the needed rights, as ``DescribeConfigs``, by topic. ``Create`` is needed only for topics
+            that do not exist, and is not checked.
+        :param optional: topics that need not exist, and that are not searched for during a second.
+        """
+        return kafka_requests.check_topics(self._calls, needed, optional)
 
     def read_topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
@@ -449,6 +459,13 @@ class KafkaHook(KafkaBaseHook):
         :param group_id: the group; one that does not exist is ``Dead`` and has no members.
         """
         return kafka_requests.read_group_state(self._calls, group_id)
+
+    def check_group(self, group_id: str, needed: Sequence[str]) -> tuple[GroupState, RightMissing | None]:
+        """Return a group's state and its live members, and the error if the user lacks a right on it.
+
+        :param needed: Kafka's names of the needed rights.
+        """
+        return kafka_requests.check_group(self._calls, group_id, needed)
 
     def alter_committed(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
         """Set a group's committed offsets, forwards or backwards. A missing group is created.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 # the topic is known to exist. If no leader is known, librdkafka reports "no entry".
 SPREAD_SECONDS = 1.0
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
+_TOPIC_REFUSED = "TOPIC_AUTHORIZATION_FAILED"
 _NOT_YET = (*_UNKNOWN, "_NOENT")
 
 _STATES = {
@@ -51,6 +53,8 @@ class TopicDescription:
     :param partitions: the numbers of its partitions, ascending, at least one.
     :param replication_factor: number of replicas of the partition that has the fewest.
     :param internal: True if it is one of Kafka's own topics.
+    :param rights: Kafka's names of the user's rights, as ``DescribeConfigs``; empty if they were not requested, or if the brokers
+        do not return them.
     """
 
     name: str
@@ -58,6 +62,7 @@ class TopicDescription:
     partitions: tuple[int, ...]
     replication_factor: int
     internal: bool
+    rights: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def of(cls, topic: KafkaTopicDescription) -> TopicDescription:
@@ -70,11 +75,16 @@ class TopicDescription:
             partitions=tuple(sorted(p.id for p in topic.partitions)),
             replication_factor=min(len(p.replicas) for p in topic.partitions),
             internal=bool(topic.is_internal),
+            rights=_name_rights(topic.authorized_operations),
         )
 
     @property
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
+
+
+def _name_rights(operations: Collection[Enum] | None) -> frozenset[str]:
+    return frozenset(operation.name.title().replace("_", "") for operation in operations or ())
 
 
 def _format_topic_id(topic_id: object) -> str:
@@ -157,11 +167,13 @@ class GroupState:
     :param state: Kafka's name: ``Stable``, ``Empty``, ``PreparingRebalance``, ``CompletingRebalance``, ``Assigning``,
         ``Reconciling``, ``Dead`` (there is no such group) or ``Unknown``.
     :param members: the live members; Kafka refuses to set the offsets of a group that has any.
+    :param rights: as those of :class:`TopicDescription`.
     """
 
     group_id: str
     state: str
     members: tuple[GroupMember, ...] = ()
+    rights: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 # --- requests ----------------------------------------------------------------------------------------------------------
@@ -169,39 +181,71 @@ class GroupState:
 
 def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, TopicDescription]:
     """Return the topics that exist, by name."""
+    found, _ = _describe_topics(calls, names)
+    return found
+
+
+def _describe_topics(
+    calls: KafkaCalls, names: Collection[str], *, with_rights: bool = False, optional: Collection[str] = ()
+) -> tuple[dict[str, TopicDescription], dict[str, KafkaError]]:
+    """Return the topics that exist, by name, and the errors of those that the user may not describe.
+
+    :param with_rights: True to request the user's rights, too, and to return these errors instead of raising the first.
+    :param optional: topics that count as missing at the first answer.
+    """
     found: dict[str, Any] = {}
+    refused: dict[str, KafkaError] = {}
     absent = sorted(set(names))
     deadline = time.monotonic() + SPREAD_SECONDS
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        futures: dict[str, Future] = client.describe_topics(
+            _make_collection(keys), include_authorized_operations=with_rights, request_timeout=timeout
+        )
+        return futures
+
     while absent:
-        some, unknown = calls.request_each(
+        some, errors = calls.request_each(
             "describing topics",
             absent,
-            lambda client, keys, timeout: client.describe_topics(_make_collection(keys), request_timeout=timeout),
-            tolerate=_UNKNOWN,
+            submit,
+            tolerate=(*_UNKNOWN, *((_TOPIC_REFUSED,) if with_rights else ())),
             check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
             rights=[Right("topic", "Describe")],
         )
         found |= some
-        absent = list(unknown)
+        refused |= {name: error for name, error in errors.items() if error.name() == _TOPIC_REFUSED}
+        absent = [name for name in errors if name not in refused and name not in optional]
         if time.monotonic() > deadline:
             break
         if absent:
             calls.client.poll(SPREAD_SECONDS / 5)
-    return {name: TopicDescription.of(found[name]) for name in sorted(found)}
+    return {name: TopicDescription.of(found[name]) for name in sorted(found)}, refused
 
 
-def may_read(calls: KafkaCalls, name: str) -> bool:
-    """Return True if the user has the right to read a topic (KIP-430)."""
-    from confluent_kafka.admin import AclOperation
+def check_topics(
+    calls: KafkaCalls, needed: Mapping[str, Sequence[str]], optional: Collection[str] = ()
+) -> tuple[dict[str, TopicDescription], dict[str, RightMissing]]:
+    """Return the topics that exist, and the errors of those on which the user lacks a right (KIP-430). A topic may be in both.
 
-    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
-        found: dict[str, Future] = client.describe_topics(
-            _make_collection(keys), include_authorized_operations=True, request_timeout=timeout
-        )
-        return found
+    :param needed: the needed rights by topic. ``Create`` is not missing on a topic that exists.
+    :param optional: topics that count as missing at the first answer.
+    """
+    found, refused = _describe_topics(calls, list(needed), with_rights=True, optional=optional)
+    lacking = {name: calls.make_right_error("topic", name, ["Describe"], needed[name]) for name in refused}
+    for name, topic in found.items():
+        if missing := find_lacking(topic.rights, needed[name]):
+            lacking[name] = calls.make_right_error("topic", name, missing, needed[name])
+    return found, lacking
 
-    found, _ = calls.request_each("asking for rights", [name], submit, tolerate=_UNKNOWN, rights=[Right("topic", "Describe")])
-    return name in found and AclOperation.READ in (found[name].authorized_operations or ())
+
+def find_lacking(rights: Collection[str], needed: Sequence[str]) -> list[str]:
+    """Return the needed rights that a user lacks on a resource that exists.
+
+    :param rights: the rights that the brokers have returned. A resource that was described without the right Describe is one of
+        brokers that return no rights: nothing is missing.
+    """
+    return [right for right in needed if right not in rights and right != "Create"] if "Describe" in rights else []
 
 
 def read_topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
@@ -499,12 +543,17 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
     return not absent
 
 
-def read_group_state(calls: KafkaCalls, group_id: str) -> GroupState:
-    """Return the state of a group with its members."""
+def read_group_state(calls: KafkaCalls, group_id: str, *, with_rights: bool = False) -> GroupState:
+    """Return the state of a group with its members.
+
+    :param with_rights: True to request the user's rights, too.
+    """
     found, absent = calls.request_each(
         f"describing group {group_id}",
         [group_id],
-        lambda client, keys, timeout: client.describe_consumer_groups(keys, request_timeout=timeout),
+        lambda client, keys, timeout: client.describe_consumer_groups(
+            keys, include_authorized_operations=with_rights, request_timeout=timeout
+        ),
         tolerate=("GROUP_ID_NOT_FOUND",),
         coordinator=True,
         rights=[Right("group", "Describe")],
@@ -515,7 +564,22 @@ def read_group_state(calls: KafkaCalls, group_id: str) -> GroupState:
         GroupMember(m.client_id, m.host, tuple(sorted({p.topic for p in m.assignment.topic_partitions} if m.assignment else ())))
         for m in found[group_id].members
     )
-    return GroupState(group_id, _STATES.get(found[group_id].state.name, "Unknown"), members)
+    state = _STATES.get(found[group_id].state.name, "Unknown")
+    return GroupState(group_id, state, members, _name_rights(found[group_id].authorized_operations))
+
+
+def check_group(calls: KafkaCalls, group_id: str, needed: Sequence[str]) -> tuple[GroupState, RightMissing | None]:
+    """Return the state of a group with its members, and the error if the user lacks a right (KIP-430). A group that may not be
+    described is ``Unknown``.
+
+    :param needed: the needed rights.
+    """
+    try:
+        state = read_group_state(calls, group_id, with_rights=True)
+        missing = find_lacking(state.rights, needed)
+    except RightMissing:
+        state, missing = GroupState(group_id, "Unknown"), ["Describe"]
+    return state, calls.make_right_error("group", group_id, missing, needed) if missing else None
 
 
 def _find_temporary_error(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:

@@ -219,8 +219,11 @@ class KafkaSink(metaclass=OptionsType):
         problems: list[Problem] = []
         try:
             if self.has_valid_name:
-                is_there = bool(hook.describe_topics([str(self.topic)], missing="omit"))
-                problems += [] if is_there else self._find_missing_topic_problems(hook)
+                rights = ("Describe", "Write", *(("Create",) if self.auto_create else ()))
+                there, lacking = hook.check_topics({str(self.topic): rights})
+                problems += [Problem.of("sink.topic", error) for error in lacking.values()]
+                is_there = bool(there)
+                problems += [] if is_there or lacking else self._find_missing_topic_problems(hook)
                 if keyless and "compact" in (hook.read_cleanup_policy(str(self.topic)) if is_there else self._planned_policy):
                     found = f"topic `{self.topic}` is compacted (`cleanup.policy`) and takes no record without a key"
                     problems.append(Problem("sink.key", found, "Name the column of the key, or a topic that is not compacted"))
