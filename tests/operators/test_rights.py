@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,7 +34,9 @@ from airflow_kafka_spark.control.preview import preview_window
 from airflow_kafka_spark.control.replay import resend_dead_letters
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
+from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
     KafkaToSinkOperator,
@@ -45,6 +48,7 @@ from airflow_kafka_spark.operators.visibility.operator import convert_argument
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
+from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.triggers import KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger
@@ -53,7 +57,7 @@ from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
-from airflow_kafka_spark.windows.model import Landed, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition
 from tests.support.clients import find_admin_client
 from tests.support.documents import read_grants
 from tests.support.intervals import hour
@@ -510,11 +514,25 @@ def test_a_missing_right_is_named_with_connection_and_resource_and_no_retry_is_a
     assert wait_stable(cluster.kafka.connection_extra("admin"), LEDGER, seconds=10)
 
 
+def test_a_task_that_may_not_see_its_topic_any_more_says_so_within_seconds(cluster):
+    config = make_consumer_config(cluster.kafka.connection_extra("airflow"), **{"group.id": "task"})
+    reader = KafkaSplitReader(config, OffsetRange(READ, 0, 0, 10), patience=60)
+    begun = time.monotonic()
+    with (
+        cluster.without("--topic", READ, GROUP, "Describe", "Read"),
+        pytest.raises(RightMissing, match=f"Read on topic `{READ}`"),
+    ):
+        list(reader)
+    assert time.monotonic() - begun < 30
+
+
 def test_all_missing_rights_are_named_before_a_window_with_the_commands_of_the_page(cluster, tmp_path):
     granted = documented()[0]
     own_groups = [acl for acl in granted if acl.name == f"{LEDGER}." and acl.restype == ResourceType.GROUP]
     group = tmp_path.name
     moved(cluster, tmp_path, group, runs=0)
+    with KafkaHook("admin") as hook:
+        LedgerTopic(hook).ensure()
     lacking = [
         ("--topic", LEDGER, ("Read", "Write")),
         ("--topic", TARGET, ("Write",)),

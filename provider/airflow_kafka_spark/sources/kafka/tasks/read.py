@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
-from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, drop_group_refusals
+from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, KafkaUser, Right, drop_group_refusals, find_missing_right
 from airflow_kafka_spark.hooks.kafka.log import find_truncations
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
@@ -28,6 +28,9 @@ CONSUMED_RECORDS = 2_000
 """Number of records that are taken from the client at once. Their parts are read while they are in the processor's cache. With
 20,000 at once, the reader took a tenth more time."""
 POLL_SECONDS = 0.05
+SILENT_SECONDS = 3.0
+"""Seconds without a record or an event after which a reader asks whether the user may still see the topic, and those to the next
+such request."""
 
 TUNING: Mapping[str, Any] = {
     "fetch.message.max.bytes": 8 << 20,
@@ -146,7 +149,7 @@ class KafkaSplitReader:
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
         pending, average = self._make_parts(), 1
-        deadline = time.monotonic() + self.patience
+        heard_at = asked_at = time.monotonic()
         done = False
         while not done:
             # No more than there can be: `consume` waits until it has as many, or for the whole of its time.
@@ -154,13 +157,11 @@ class KafkaSplitReader:
             wanted = max(1, min(room, CONSUMED_RECORDS, end - position))
             messages = cast("list[ConsumedMessage]", consumer.consume(wanted, POLL_SECONDS))
             if not messages:
-                if time.monotonic() > deadline:
-                    raise KafkaUnavailable(
-                        str(self.config.get("bootstrap.servers")), f"reading {self.range}",
-                        f"nothing came for {self.patience:.0f} s at offset {position}; {events.last}",
-                    )  # fmt: skip
+                if time.monotonic() - max(heard_at, asked_at) > min(SILENT_SECONDS, self.patience):
+                    self._refuse_silence(consumer, time.monotonic() - heard_at, position, events)
+                    asked_at = time.monotonic()
                 continue
-            deadline = time.monotonic() + self.patience
+            heard_at = time.monotonic()
             # As few calls per record as possible: at a million records per second each of them counts.
             if any(map(_ERROR, messages)):
                 messages = drop_group_refusals(messages, self.config, f"reading {self.range}")
@@ -204,6 +205,23 @@ class KafkaSplitReader:
             elif error.fatal() or not error.retriable() and error.code() in _FATAL:
                 raise KafkaException(error)
         return position, False
+
+    def _refuse_silence(self, consumer: Consumer, seconds: float, position: int, events: _Events) -> None:
+        """Make sure that records may still come. A consumer whose metadata leave a topic out for want of a right returns neither
+        records nor an error.
+
+        :param seconds: the time without a record or an event.
+        :raises RightMissing: the user may not see the topic any more.
+        :raises KafkaUnavailable: nothing has come for too long.
+        """
+        topic, doing = self.range.topic, f"reading {self.range}"
+        with suppress(KafkaException):
+            error = consumer.list_topics(topic, timeout=1).topics[topic].error
+            if missing := find_missing_right(error, KafkaUser.of(self.config), doing, [Right("topic", "Read", topic)]):
+                raise missing
+        if seconds > self.patience:
+            found = f"nothing came for {self.patience:.0f} s at offset {position}; {events.last}"
+            raise KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, found)
 
     def _is_later(self, message: ConsumedMessage) -> bool:
         """Return True if a record was written after the log that was planned had been cut off."""
