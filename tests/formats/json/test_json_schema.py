@@ -377,20 +377,27 @@ def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> N
 def test_a_null_that_only_openapi_allows_is_left_out_where_that_is_possible() -> None:
     lax = {"type": "integer", "nullable": True}
     either = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-    schema = {"type": "object", "properties": {"a": lax, "b": either, "c": lax}, "required": ["c"]}
-    format = JsonSchema(schema=schema)
-    assert written(format, [{"a": None, "b": None, "c": None}], "a bigint, b bigint, c bigint") == [b'{"b":null,"c":null}']
+    properties = {"a": lax, "b": either, "c": lax, "d": {"oneOf": [{"type": "null"}, lax]}, "e": {"$ref": "#/definitions/lax"}}
+    properties |= {"f": {"oneOf": [{"type": "null"}, either]}, "g": {"anyOf": [{"type": "null"}, either]}}
+    schema = {"type": "object", "properties": properties, "required": ["c"], "definitions": {"lax": lax}}
+    format, names = JsonSchema(schema=schema), "abcdefg"
+    (made,) = written(format, [dict.fromkeys(names)], ", ".join(f"{name} bigint" for name in names))
+    # Null is refused by a choice of one of two schemas that both accept it.
+    assert made == b'{"b":null,"c":null,"d":null,"g":null}'
+    jsonschema.validate({**json.loads(made), "c": 1}, schema)
     assert format.make_decoder().decode([b'{"a":null,"c":null}']).bad == ()
 
 
 def test_references_in_a_schema_with_an_id_of_its_own_are_places_in_that_schema() -> None:
-    properties = {"p": {"$ref": "#/definitions/kind"}, "q": {"$ref": "#/definitions/flag"}}
+    properties = {"p": {"$ref": "#/definitions/kind"}, "q": {"$ref": "#/definitions/flag"}, "r": {"$ref": "#/definitions/kinds"}}
     inner = {"$id": "http://example.org/inner.json", "type": "object", "properties": properties}
     inner["definitions"] = {"kind": {"type": "integer"}}
     outer = {"kind": {"type": "string"}, "flag": {"type": "boolean"}, "inner": inner}
+    # A place that only the whole document has: what it refers to are places in the document, too.
+    outer["kinds"] = {"type": "array", "items": {"$ref": "#/definitions/kind"}}
     properties = {"a": {"$ref": "#/definitions/inner"}, "b": {"$ref": "#/definitions/kind"}}
     fields = list_fields({"type": "object", "properties": properties, "definitions": outer}, "it")
-    assert [str(c) for c in list_sql_columns(fields)] == ["a struct<p:bigint,q:boolean>", "b string"]
+    assert [str(c) for c in list_sql_columns(fields)] == ["a struct<p:bigint,q:boolean,r:array<string>>", "b string"]
 
 
 def test_columns_that_do_not_fit_the_schema_are_reported_before_anything_is_written() -> None:

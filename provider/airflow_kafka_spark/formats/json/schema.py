@@ -143,7 +143,11 @@ class _SchemaReader:
                 found = _find_target(document, target)
             except LookupError:
                 continue
-            return self.read(found, target, (*within, target))
+            outer, self._resource = self._resource, document
+            try:
+                return self.read(found, target, (*within, target))
+            finally:
+                self._resource = outer
         raise _make_invalid_error(path, f"`$ref` to `{target}`, which does not exist,", "a reference within the document")
 
     def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
@@ -383,8 +387,28 @@ class _ConnectSchemaReader(_SchemaReader):
         # `nullable` is a keyword of OpenAPI. Validators of JSON Schema do not know it, and refuse null.
         lax = isinstance(schema, Mapping) and schema.get("nullable") is True
         stated = {key: value for key, value in schema.items() if key != "nullable"} if isinstance(schema, Mapping) else schema
-        found, self._nulls[path] = super().read(stated, path, within)
-        return found, lax or self._nulls[path]
+        found, may_be_null = super().read(stated, path, within)
+        self._nulls[path] = self._is_null_valid(stated, path, may_be_null)
+        return found, lax or may_be_null
+
+    def _is_null_valid(self, schema: object, path: str, may_be_null: bool) -> bool:
+        """Return True if validators accept null: not because of a `nullable` behind a reference or in a choice, and not if two
+        schemas of `oneOf` do.
+
+        :param may_be_null: True if the column may be null.
+        """
+        if not isinstance(schema, Mapping):
+            return may_be_null
+        if "$ref" in schema:
+            return self._nulls[schema["$ref"]]
+        if "allOf" in schema:
+            return self._nulls[f"{path}/allOf/0"]
+        choice = schema.get("anyOf", schema.get("oneOf"))
+        if choice is None:
+            return may_be_null
+        # Schemas of null alone are not read.
+        accepting = sum(self._nulls.get(f"{path}/anyOf/{n}", True) for n in range(len(choice)))
+        return accepting == 1 if "anyOf" not in schema else accepting > 0
 
     def _read_object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         found = super()._read_object(schema, path, within)
