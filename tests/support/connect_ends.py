@@ -28,13 +28,14 @@ class Cable(TcpProxy):
 
     def __init__(self, port: int) -> None:
         self._server_port, self._links = port, list[Wire]()
+        self.is_silent = threading.Event()
         super().__init__()
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._server_port))
 
     def link(self, client: socket.socket, server: socket.socket) -> Wire:
-        self._links.append(Wire(client, server))
+        self._links.append(Wire(client, server, self.is_silent))
         return self._links[-1]
 
     def cut(self) -> None:
@@ -47,15 +48,21 @@ class Cable(TcpProxy):
 
 
 class Wire(Link):
-    """Forwards a connection as it is."""
+    """Forwards a connection as it is, or takes what is sent and forwards nothing, as a server that was stopped."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, is_silent: threading.Event) -> None:
+        super().__init__(client, server)
+        self._is_silent = is_silent
 
     def forward_requests(self) -> None:
         while data := self.client.recv(1 << 16):
-            self.server.sendall(data)
+            if not self._is_silent.is_set():
+                self.server.sendall(data)
 
     def forward_answers(self) -> None:
         while data := self.server.recv(1 << 16):
-            self.client.sendall(data)
+            if not self._is_silent.is_set():
+                self.client.sendall(data)
 
 
 def end_in_the_middle(end: Callable[[Any], None]) -> None:
@@ -83,12 +90,24 @@ def end_in_the_middle(end: Callable[[Any], None]) -> None:
         print(f"{error} ({'in time' if ended.is_set() and time.monotonic() - begun < 120 else 'late'})", flush=True)
 
 
-def main() -> None:
-    cable = Cable(int(sys.argv[1]))
+def lay_cable(port: int) -> Cable:
+    """Return a new connection to the server, which the sessions use that are made next."""
+    cable = Cable(port)
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark_connect", "host": "127.0.0.1", "port": cable.port})
-    hook.CONNECT_RETRIES = 3
+    return cable
+
+
+def main() -> None:
+    port = int(sys.argv[1])
+    hook.CONNECT_RETRIES, hook.CONNECT_SILENT_SECONDS, hook.STOP_SECONDS = 3, 6.0, 5.0
+    lay_cable(port)
     end_in_the_middle(lambda session: session.client.release_session())
-    end_in_the_middle(lambda _: cable.cut())
+    silent = lay_cable(port)
+    end_in_the_middle(lambda _: silent.is_silent.set())
+    # The same server, before a session.
+    end_in_the_middle(lambda _: None)
+    gone = lay_cable(port)
+    end_in_the_middle(lambda _: gone.cut())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaUnavailable, RightMissing
 from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
+from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, read_committed_offsets
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
 from airflow_kafka_spark.ledger import topic
@@ -249,6 +249,16 @@ def test_a_reader_of_the_ledger_whose_password_was_changed_meanwhile_gives_up_wi
         list(topic.read_span(topic.LedgerSpan(config, TopicPartition("t", 0), 0, 50)))
     assert time.monotonic() - started < 60
     assert "nonsense" not in str(caught.value)
+
+
+def test_committed_offsets_are_refused_within_seconds_if_the_password_was_changed_meanwhile(sasl_plaintext, monkeypatch):
+    right = sasl_plaintext.connection_extra(mechanism="PLAIN")
+    hook = connect(monkeypatch, right)
+    hook.read_cluster_id()
+    started = time.monotonic()
+    with pytest.raises(ConnectionInvalid, match="Invalid username or password"):
+        read_committed_offsets(hook._calls, right | {"sasl.password": "nonsense"}, "g", [TopicPartition("t", 0)], stable=True)
+    assert time.monotonic() - started < 60
 
 
 def test_a_mechanism_the_brokers_do_not_have_is_one_clear_error_within_seconds(sasl_plaintext, monkeypatch, capfd):

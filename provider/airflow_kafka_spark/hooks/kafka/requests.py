@@ -17,7 +17,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, TopicCollection
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
@@ -418,6 +418,7 @@ def read_committed_offsets(
     if not stable:
         settings["isolation.level"] = "read_uncommitted"
 
+    begun = time.monotonic()
     # Short calls, because a signal or an error of the consumer is handled only between them.
     pieces = chain((1.0, 2.0, 4.0), repeat(8.0))
 
@@ -435,10 +436,7 @@ def read_committed_offsets(
             try:
                 answer.set_result(_read_committed_once(lent.consumer, partitions, min(timeout, next(pieces))))
             except confluent_kafka.KafkaException as error:
-                # Errors of the group, as a missing right, are returned instead of a record.
-                message = lent.consumer.poll(0)
-                reason = message.error() if message is not None else None
-                answer.set_exception(confluent_kafka.KafkaException(reason) if reason else error)
+                answer.set_exception(_find_cause(lent.consumer, error, calls, begun))
             return answer
 
         try:
@@ -462,6 +460,21 @@ def _read_committed_once(consumer: Consumer, partitions: Collection[TopicPartiti
     import confluent_kafka
 
     return consumer.committed([confluent_kafka.TopicPartition(*p) for p in partitions], timeout=timeout)
+
+
+def _find_cause(consumer: Consumer, error: KafkaException, calls: KafkaCalls, begun: float) -> KafkaException:
+    """Return the error with which committed offsets cannot be read.
+
+    :param error: the error of the request, which has only timed out for some causes.
+    :param begun: when the first request began, in seconds of the monotonic clock.
+    :raises ConnectionInvalid: the brokers refuse the login.
+    """
+    # Errors of the group, as a missing right, are returned instead of a record.
+    message = consumer.poll(0)
+    if refused := calls.events.find_refused_login(begun):
+        raise calls.make_login_error(refused)
+    reason = message.error() if message is not None else None
+    return type(error)(reason) if reason else error
 
 
 def _is_held_by_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -48,6 +49,11 @@ STOP_SECONDS = 60.0
 CONNECT_RETRIES = 7
 """Maximum number of repetitions of a request that a Connect server does not answer. The pauses add up to two minutes. With the
 default of Spark's client, an attempt would wait twice ten minutes after the end of its server."""
+
+CONNECT_SILENT_SECONDS = 60.0
+"""Seconds for which a Connect server that accepts connections may answer nothing: before a session, and between two signs of life
+of a job, however long that takes. gRPC asks for these signs by itself. Servers of gRPC close connections on which they are asked
+often while nothing else is sent: at this interval, the streams of Connect, which last two minutes, are asked too seldom."""
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
@@ -377,7 +383,19 @@ class SparkHook(BaseHook):
         """
         settings = self._prepare_settings()
         with self._announce_start():
+            self._await_connect_server()
             return self._make_session(settings)
+
+    def _await_connect_server(self) -> None:
+        """Wait until the Connect server answers, whose client would wait for many minutes.
+
+        :raises TimeoutError: it accepts connections and answers nothing, or there is none.
+        """
+        deadline = time.monotonic() + CONNECT_SILENT_SECONDS
+        while reason := self.find_unreachable_reason(refuse_silent=True):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{reason}, for {CONNECT_SILENT_SECONDS:g} s")
+            time.sleep(1)
 
     def _start_context(self, jars: tuple[str, ...]) -> SparkContext:
         """Return a new context, or the one of a warm process.
@@ -424,6 +442,7 @@ class SparkHook(BaseHook):
     def _make_session(self, settings: Mapping[str, str]) -> SparkSession:
         from pyspark.sql import SparkSession
 
+        _ask_for_signs_of_life()
         builder: Any = SparkSession.builder.appName(self.app_name).remote(self._remote)
         for key, value in settings.items():
             if key.startswith("spark.sql."):
@@ -578,6 +597,24 @@ class EarlyStart:
             self._context = self._start()
         except BaseException as error:
             self._error = error
+
+
+def _ask_for_signs_of_life() -> None:
+    """Let new clients of Connect servers find out that a connection is dead. By default, a job waits for a stopped server for
+    ever."""
+    from pyspark.sql.connect.client import ChannelBuilder
+
+    ours = {
+        "grpc.keepalive_time_ms": round(CONNECT_SILENT_SECONDS * 1000),
+        "grpc.keepalive_timeout_ms": round(CONNECT_SILENT_SECONDS * 1000 / 3),
+        # Of the pings with which gRPC measures the connection, behind which no other one is sent.
+        "grpc.http2.ping_timeout_ms": round(CONNECT_SILENT_SECONDS * 1000 / 3),
+        # By default, two pings are sent between two requests, and others of gRPC have been sent before.
+        "grpc.http2.max_pings_without_data": 0,
+    }
+    # The builder of sessions takes either an address or a builder of channels, to which it would not pass the address's settings.
+    options = ChannelBuilder.GRPC_DEFAULT_OPTIONS
+    options[:] = [*(pair for pair in options if pair[0] not in ours), *ours.items()]
 
 
 def _silence_clients() -> None:

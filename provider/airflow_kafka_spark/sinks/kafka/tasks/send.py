@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import length_hint
@@ -33,6 +33,7 @@ _ROOM_SECONDS = 0.05
 _LOOK_SECONDS = 10.0
 _DELAYED = ("_MSG_TIMED_OUT", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _TIMES_WITH_A_MEANING = (0, -1)
+_OnDelivery = Callable[..., None]
 
 
 @dataclass
@@ -187,35 +188,31 @@ class Sender:
         if ordered.can_be_sent_as_columns():
             self._produce_columns(ordered)
         else:
-            notes: list[Callable[..., None] | None] = [None] * len(order)
-            for sent, start, stop in self._list_parts(ordered):
-                if not sent.records:
-                    notes[start] = self._make_delivery_callback(topic, sent)
-                notes[stop - 1] = self._make_delivery_callback(topic, sent)
-                sent.records += stop - start
-            self._produce(ordered, notes)
+            firsts, lasts = self._count_rows(ordered)
+            notes = firsts | lasts
+            self._produce(ordered, [notes.get(at) for at in range(len(order))])
         self.producer.poll(0)
         self._raise()
 
-    def _list_parts(self, ordered: _OrderedRows) -> Iterator[tuple[_SentRecords, int, int]]:
-        """Yield for each partition what was sent to it before, and where its rows begin and end."""
-        stop = 0
+    def _count_rows(self, ordered: _OrderedRows) -> tuple[dict[int, _OnDelivery], dict[int, _OnDelivery]]:
+        """Count rows as sent. Return two kinds of callbacks, by position: of the first row of each partition to which nothing was
+        sent before, and of the last row of each partition, unless it has the first kind."""
+        firsts, lasts, stop = dict[int, _OnDelivery](), dict[int, _OnDelivery](), 0
         for partition, count in enumerate(np.bincount(ordered.partitions).tolist()):
             if count:
                 start, stop = stop, stop + count
                 sent = self._sent.setdefault(TopicPartition(ordered.topic, partition), _SentRecords(partition))
-                yield sent, start, stop
+                note = self._make_delivery_callback(ordered.topic, sent)
+                if not sent.records:
+                    firsts[start] = note
+                if stop - 1 not in firsts:
+                    lasts[stop - 1] = note
+                sent.records += count
+        return firsts, lasts
 
     def _produce_columns(self, ordered: _OrderedRows) -> None:
         """Queue rows without timestamps and headers. Only the first and the last one of each partition have a callback."""
-        firsts, lasts = {}, {}
-        for sent, start, stop in self._list_parts(ordered):
-            note = self._make_delivery_callback(ordered.topic, sent)
-            if not sent.records:
-                firsts[start] = note
-            if stop - 1 not in firsts:
-                lasts[stop - 1] = note
-            sent.records += stop - start
+        firsts, lasts = self._count_rows(ordered)
         is_other = np.ones(len(ordered.order), bool)
         is_other[[*firsts, *lasts]] = False
         # A partition keeps the order of its records: the first one is queued before all others, and the last one behind them.
@@ -237,12 +234,12 @@ class Sender:
                 self._reject(queued.error, ordered.get_row(start))
             self._make_room(deadline)
 
-    def _produce_some(self, ordered: _OrderedRows, notes: Mapping[int, Callable[..., None]]) -> None:
+    def _produce_some(self, ordered: _OrderedRows, notes: Mapping[int, _OnDelivery]) -> None:
         """Queue the rows at some positions of the order, each with its callback."""
         if notes:
             self._produce(ordered.take(list(notes)), list(notes.values()))
 
-    def _produce(self, ordered: _OrderedRows, notes: Sequence[Callable[..., None] | None]) -> None:
+    def _produce(self, ordered: _OrderedRows, notes: Sequence[_OnDelivery | None]) -> None:
         """Queue rows one by one, each with its callback."""
         sent = ordered.sort()
         values: list = sent["value"].to_pylist()
@@ -323,7 +320,7 @@ class Sender:
             action = "Give it another time, or NULL for the time of writing; or leave `timestamp` of the sink out"
             raise RowRejected(self._describe_row(rows[at]), found, action)
 
-    def _make_delivery_callback(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
+    def _make_delivery_callback(self, topic: str, sent: _SentRecords) -> _OnDelivery:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))
