@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.jobs.chain import SourceChain, TopicChain
+    from airflow_kafka_spark.jobs.plan_cache import PlanFile
     from airflow_kafka_spark.jobs.tasks.arrow import Program
     from airflow_kafka_spark.jobs.tasks.layout import RowLayout
     from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting
@@ -181,7 +182,8 @@ class TopicJob(PublishJob):
             copying = self.change.make_copying_task(self.left, self._make_reading(publisher), publisher)
             if copying is not None:
                 return copying
-        return self._make_changing_task(publisher, self.plan) if self.plan is not None else None
+        plan = self.plan or find_kept_plan(self.change, self.spark)
+        return self._make_changing_task(publisher, plan) if plan is not None else None
 
     def _make_changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
         """Return the task that reads, changes and publishes splits in Arrow; None if Spark's SQL has to change them."""
@@ -204,8 +206,10 @@ class TopicJob(PublishJob):
 
         from airflow_kafka_spark.jobs.tasks.publish import PublishTask
 
-        if self.plan is None and (made := self._make_changing_task(publisher, plan_in_session(session, self.change))) is not None:
-            return run_per_split(session, made, self.split_count)
+        if self.plan is None:
+            plan = plan_in_session(session, self.change)
+            if (made := self._make_changing_task(publisher, plan)) is not None:
+                return run_per_split(session, made, self.split_count)
         reading = self._make_reading(publisher)
         read = self.change.read_task(self.left, reading)
         # One row for each task: the number of its split.
@@ -271,14 +275,12 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
     :raises KafkaSparkError: a schema registry does not answer.
     """
-    from airflow_kafka_spark.jobs.plan_cache import PlanFile
     from airflow_kafka_spark.sinks.kafka.sink import can_encode_in_tasks
 
-    file = PlanFile.find(spark, (type(change).__name__, change.definition), _make_whole_read_task(change).schema)
-    if file is not None and isinstance(kept := file.load(), TopicPlan):
-        plan = kept.use_formats(change.written_formats)
-        _refuse_unwritable(plan.records, plan.formats)
-        return plan
+    # Its name is found before a session is started, which may add settings.
+    file = _find_plan_file(change, spark)
+    if (kept := _load_plan(file, change)) is not None:
+        return kept
     with spark.open_session() as session, use_sql_settings(session, SETTINGS):
         plan = plan_in_session(session, change)
     encodings = plan.formats.get("value"), plan.formats.get("key")
@@ -287,8 +289,31 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
     return plan
 
 
+def find_kept_plan(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicPlan | None:
+    """Return the plan that a task has kept of an equal change; None if there is none. Spark is not started.
+
+    :raises ValidationError: the result cannot be written with the formats' schemas of today.
+    :raises KafkaSparkError: a schema registry does not answer.
+    """
+    return _load_plan(_find_plan_file(change, spark), change)
+
+
+def _find_plan_file(change: SqlProjection | TopicChain, spark: SparkHook) -> PlanFile | None:
+    from airflow_kafka_spark.jobs.plan_cache import PlanFile
+
+    return PlanFile.find(spark, (type(change).__name__, change.definition), _make_whole_read_task(change).schema)
+
+
+def _load_plan(file: PlanFile | None, change: SqlProjection | TopicChain) -> TopicPlan | None:
+    if file is None or not isinstance(kept := file.load(), TopicPlan):
+        return None
+    plan = kept.use_formats(change.written_formats)
+    _refuse_unwritable(plan.records, plan.formats)
+    return plan
+
+
 def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -> TopicPlan:
-    """Return the plan of a change, as :func:`check_change`."""
+    """Return the plan of a change, as :func:`check_change`, from Spark's analysis."""
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
