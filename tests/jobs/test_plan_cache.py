@@ -132,7 +132,7 @@ class OfUser(Cast):
         Sql({"a": "${env:HOME}"}),
         Cast({"id": "string"}, predicate=Condition("name = '${spark.app.name}'")),
     ],
-    ids=str,
+    ids=lambda transform: type(transform).__name__,
 )
 def test_a_chain_whose_results_its_text_does_not_determine_is_not_kept(transform):
     assert find(chain_of(transform)) is None
