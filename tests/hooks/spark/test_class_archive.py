@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
     """An empty cache, without options of Java in the environment, and without a maker started by this process."""
     class_archive._start_maker.cache_clear()
     monkeypatch.setenv(jars.CACHE_ENV, str(tmp_path / "cache"))
-    for name in class_archive._JAVA_OPTION_VARIABLES:
+    for name in class_archive.JAVA_OPTION_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
 
@@ -204,7 +204,7 @@ def made() -> SparkClassArchive:
     archive = SparkClassArchive.find()
     assert archive is not None
     command = [sys.executable, "-m", class_archive.__name__]
-    env = {name: value for name, value in os.environ.items() if name not in class_archive._JAVA_OPTION_VARIABLES}
+    env = {name: value for name, value in os.environ.items() if name not in class_archive.JAVA_OPTION_VARIABLES}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0 and done.stdout.split()[-1:] == [str(archive.file)], done.stdout + done.stderr
     return archive
@@ -260,7 +260,7 @@ def test_a_session_takes_its_classes_from_the_archive_and_computes_the_same(made
         # Without the second compiler, which does not matter here.
         options = f"-Xlog:class+load:file={log} -XX:TieredStopAtLevel=1"
         extra = {"class_archive": switch, "spark.driver.extraJavaOptions": options}
-        env = {name: value for name, value in os.environ.items() if name not in class_archive._JAVA_OPTION_VARIABLES}
+        env = {name: value for name, value in os.environ.items() if name not in class_archive.JAVA_OPTION_VARIABLES}
         env["AIRFLOW_CONN_S"] = json.dumps({"conn_type": "spark", "host": "local[1]", "extra": extra})
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
