@@ -193,6 +193,17 @@ def test_plans_are_not_kept_for_a_connect_server_other_sessions_or_if_switched_o
     assert find(CHAIN, connect(monkeypatch, {})) is None
 
 
+def test_a_session_that_is_being_started_in_a_thread_hides_no_plan(monkeypatch):
+    spark = connect(monkeypatch, {})
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    known = find(CHAIN, spark)
+    # The thread sets these one after the other.
+    monkeypatch.setattr(hooks, "_has_session_of_others", lambda: True)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", object())
+    monkeypatch.setattr(spark, "_early", object())
+    assert find(CHAIN, spark) == known is not None
+
+
 def test_a_damaged_file_and_one_of_another_user_are_not_used(plans, monkeypatch):
     file = PlanFile(plans / "a.plan")
     assert file.load() is None

@@ -207,7 +207,8 @@ class SparkHook(BaseHook):
         if self.is_connect or format_setting(self.connection.extra_dejson.get("plan_cache", True)).lower() == "false":
             return None
         try:
-            if _has_session_of_others():
+            # A session that is just being started in a thread is this package's, and the first one of this process.
+            if self._early is None and _has_session_of_others():
                 return None
             files = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
             return sorted([*self._list_analysis_settings(), *files, os.environ.get("PYSPARK_SUBMIT_ARGS", "")])
@@ -216,7 +217,8 @@ class SparkHook(BaseHook):
 
     def _list_analysis_settings(self) -> Iterator[str]:
         """Yield the settings of SQL: those of the running context of this process, else those of a new one."""
-        active = sys.modules["pyspark"].SparkContext._active_spark_context if "pyspark" in sys.modules else None
+        pyspark = sys.modules.get("pyspark") if self._early is None else None
+        active = pyspark.SparkContext._active_spark_context if pyspark is not None else None
         if active is not None:
             yield from filter(_ANALYSIS_SETTINGS.match, active._jsc.sc().conf().toDebugString().splitlines())
             return
