@@ -239,6 +239,8 @@ def test_spark_analyzes_an_equal_chain_once_and_the_kept_plan_is_the_same(monkey
     topics = TopicChain(replace(chain, transforms=value), TopicRules(()), None, None)
     sql = SqlProjection(RowLayout.of(VALUE, None, (), "write"), "amount >= 100", {"cents": "amount * 100"}, Json())
     spark = SparkHook()
+    with spark.open_session():  # the settings are those of the tests' context from here on
+        pass
     refused = replace(sql, columns={"cents": "amount * unknown"})
     in_spark = replace(chain, transforms=(Sql({"a": "soundex(name)"}),))
     analyzed = [chain.plan(spark), check_change(topics, spark), check_change(sql, spark)]
