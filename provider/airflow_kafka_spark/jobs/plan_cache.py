@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.spark.class_archive import compute_age
 from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, read_pyspark_version
 from airflow_kafka_spark.hooks.spark.warm.process import list_changes
 
@@ -119,17 +120,9 @@ class PlanFile:
             log.debug("The plan of this chain is not kept: %s", error)
 
     def _remove_oldest(self) -> None:
-        files = list(self.path.parent.iterdir())
-        if len(files) > _MOST:
-            for _, file in sorted((_find_time(file), file) for file in files)[:-_MOST]:
-                file.unlink(missing_ok=True)
-
-
-def _find_time(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
+        by_age = sorted((compute_age(file), file) for file in self.path.parent.iterdir())
+        for _, file in by_age[_MOST:]:
+            file.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -182,8 +182,9 @@ class TopicJob(PublishJob):
             copying = self.change.make_copying_task(self.left, self._make_reading(publisher), publisher)
             if copying is not None:
                 return copying
-        plan = self.plan or find_kept_plan(self.change, self.spark)
-        return self._make_changing_task(publisher, plan) if plan is not None else None
+        # Counting and publishing are two jobs, and share it.
+        self.plan = self.plan or find_kept_plan(self.change, self.spark)
+        return self._make_changing_task(publisher, self.plan) if self.plan is not None else None
 
     def _make_changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
         """Return the task that reads, changes and publishes splits in Arrow; None if Spark's SQL has to change them."""
@@ -290,7 +291,7 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
 
 
 def find_kept_plan(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicPlan | None:
-    """Return the plan that a task has kept of an equal change; None if there is none. Spark is not started.
+    """Return the plan of an equal change that an earlier task has kept; None if no task has kept one. Spark is not started.
 
     :raises ValidationError: the result cannot be written with the formats' schemas of today.
     :raises KafkaSparkError: a schema registry does not answer.

@@ -7,14 +7,14 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Value: TypeAlias = "pa.Array | pa.ChunkedArray | pa.Scalar | str | bool | int | None"
+Argument: TypeAlias = "pa.Array | pa.ChunkedArray | pa.Scalar | str | bool | int | None"
 
 _NULLS_ARE_SAFE = int(pa.__version__.partition(".")[0]) >= 24
 
 _HAVE_OFFSETS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
-def if_else(condition: Value, left: Value, right: Value) -> pa.Array:
+def if_else(condition: Argument, left: Argument, right: Argument) -> pa.Array:
     """Return ``left`` where the condition is true, ``right`` where it is false, and null where it is null.
 
     Before Arrow 24, Arrow's function returns wrong texts and bytes for a null scalar beside a slice of an array (arrow GH-49410).
@@ -25,12 +25,12 @@ def if_else(condition: Value, left: Value, right: Value) -> pa.Array:
     return pc.if_else(condition, left, right)
 
 
-def _spread_null(value: Value, beside: Value) -> Value:
+def _spread_null(value: Argument, beside: Argument) -> Argument:
     """Return an array of nulls in place of a null scalar beside texts or bytes, and any other value unchanged."""
-    if not isinstance(beside, (pa.Array, pa.ChunkedArray)) or (value is not None and not isinstance(value, pa.Scalar)):
-        return value
-    is_null = value is None or not value.is_valid
-    return pa.nulls(len(beside), beside.type) if is_null and any(test(beside.type) for test in _HAVE_OFFSETS) else value
+    is_null = value is None or (isinstance(value, pa.Scalar) and not value.is_valid)
+    if is_null and isinstance(beside, (pa.Array, pa.ChunkedArray)) and any(test(beside.type) for test in _HAVE_OFFSETS):
+        return pa.nulls(len(beside), beside.type)
+    return value
 
 
 __all__ = ["if_else"]

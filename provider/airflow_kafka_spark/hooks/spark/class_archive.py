@@ -135,18 +135,18 @@ def _remove_unused(archive: Path) -> None:
     """Remove archives of this software that no start has used for two months, and all but the newest :data:`_MAX_ARCHIVES` of
     those that no start has used for a day: each new build of an image has an archive of its own."""
     software = archive.name.partition("-")[0]
-    by_age = sorted((_compute_age(other), other) for other in archive.parent.glob(f"{software}-*.jsa"))
+    by_age = sorted((compute_age(other), other) for other in archive.parent.glob(f"{software}-*.jsa"))
     for number, (age, other) in enumerate(by_age, 1):
         # The archive that is going to be made counts, too.
         if age > (_RECENT_SECONDS if number >= _MAX_ARCHIVES else _UNUSED_SECONDS):
             for part in (other, other.with_suffix(_SIZE)):
                 part.unlink(missing_ok=True)
     for part in (*archive.parent.glob(f"{software}-*{_SIZE}"), *archive.parent.glob(f"{software}-*{_FAILED}")):
-        if not part.with_suffix(".jsa").exists() and _compute_age(part) > _UNUSED_SECONDS:
+        if not part.with_suffix(".jsa").exists() and compute_age(part) > _UNUSED_SECONDS:
             part.unlink(missing_ok=True)
 
 
-def _compute_age(file: Path) -> float:
+def compute_age(file: Path) -> float:
     """Return the seconds since a file was modified; infinity if it does not exist."""
     try:
         return time.time() - file.stat().st_mtime
@@ -226,7 +226,7 @@ class SparkClassArchive:
 
         :return: the id of the process; None if none was started.
         """
-        if is_whole(self.file) or _compute_age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
+        if is_whole(self.file) or compute_age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
             return None
         if find_available_memory() < _MEMORY_NEEDED or self._find_disk_problem():
             return None

@@ -210,8 +210,8 @@ class SparkHook(BaseHook):
             # A session that is just being started in a thread is this package's, and the first one of this process.
             if self._early is None and _has_session_of_others():
                 return None
-            files = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
-            return sorted([*self._list_analysis_settings(), *files, os.environ.get("PYSPARK_SUBMIT_ARGS", "")])
+            installed = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
+            return sorted([*self._list_analysis_settings(), *installed, os.environ.get("PYSPARK_SUBMIT_ARGS", "")])
         except Exception:  # Spark is not installed, or has ended
             return None
 
@@ -389,9 +389,9 @@ class SparkHook(BaseHook):
             return self._make_session(settings)
 
     def _await_connect_server(self) -> None:
-        """Wait until the Connect server answers, whose client would wait for many minutes.
+        """Wait until the Connect server answers. Spark's client would wait for many minutes.
 
-        :raises TimeoutError: it accepts connections and answers nothing, or there is none.
+        :raises TimeoutError: the server accepts connections and does not answer, or no server listens at the address.
         """
         deadline = time.monotonic() + CONNECT_SILENT_SECONDS
         while reason := self.find_unreachable_reason(refuse_silent=True):

@@ -247,13 +247,13 @@ class WarmSettings:
         facts = {
             "master": self.master,
             "spark": dict(self.spark),
-            "files": [describe_change(path) for path in self._list_files()],
+            "files": [_describe_change(path) for path in self._list_files()],
             "java": str(find_java().resolve()),
             "jvm": archive.file.name if archive else list_changes(find_pyspark_jars()),
             "python": [sys.executable, sys.version],
             "provider": [__version__, *list_changes(Path(airflow_kafka_spark.__file__).parent, "**/*.py")],
             "installed": [
-                describe_change(Path(path)) for path in _list_search_path() if "site-packages" in path or "dist-packages" in path
+                _describe_change(Path(path)) for path in _list_search_path() if "site-packages" in path or "dist-packages" in path
             ],
             "environment": list_process_environment(),
             "user": [os.getuid(), os.getgid(), sorted(os.getgroups())],
@@ -269,10 +269,10 @@ class WarmSettings:
 
 def list_changes(directory: Path, pattern: str = "*") -> list[str]:
     """Return a text for each file of a directory; an empty list if it does not exist."""
-    return sorted(map(describe_change, directory.glob(pattern)))
+    return sorted(map(_describe_change, directory.glob(pattern)))
 
 
-def describe_change(path: Path) -> str:
+def _describe_change(path: Path) -> str:
     """Return a text that changes when a file is modified, or when something is installed into a directory."""
     try:
         found = path.stat()
