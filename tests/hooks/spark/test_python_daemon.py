@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import runpy
 import socket
 import struct
 import subprocess
 import sys
 
+from airflow_kafka_spark.hooks.spark import python_daemon
 from airflow_kafka_spark.hooks.spark.python_daemon import leave_core_jar_out
 from airflow_kafka_spark.testing._processes import wait_until
 from tests.support import workers
@@ -48,6 +51,20 @@ def test_the_daemon_ends_its_own_workers_and_no_process_that_has_the_id_of_a_dea
         for process in (daemon, other):
             process.kill()
             process.wait()
+
+
+def test_modules_of_users_are_imported_again_for_each_task_and_those_of_the_package_are_not(tmp_path, monkeypatch):
+    own, users = "airflow_kafka_spark.sources.jdbc.tasks.read", "functions_of_a_user"
+    (tmp_path / f"{users}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    # Spark starts the daemon as a main module, whose name is not that of its file.
+    daemon = runpy.run_path(python_daemon.__file__, run_name="started_by_spark")
+    known = frozenset(sys.modules) - {own}
+    importlib.import_module(own)
+    importlib.import_module(users)
+    daemon["_forget_modules_of_users"](known)
+    assert own in sys.modules
+    assert users not in sys.modules
 
 
 def test_other_jars_stay_on_the_search_path():

@@ -42,7 +42,8 @@ _NEEDED = (
     "airflow_kafka_spark.sources.kafka.tasks.read",
 )
 _GRACE_SECONDS = 0.05
-_OWN = __name__.partition(".")[0]
+# Not of this module's name, which is "__main__" where Spark starts it.
+_OWN = keep_freed_memory.__module__.partition(".")[0]
 
 
 def _do_nothing() -> None:
