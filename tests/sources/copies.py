@@ -286,9 +286,9 @@ def compare_copies(table: Captured, directory: Path) -> int:
             events = list(read(table.windows, window))
             if table.chance.random() < (0.7 if turn == 1 else 0.3):
                 table.change_some()
-            table.windows.close(window)
+            is_left = table.windows.close(window)
             copy(lakes, files, topic.job(events, table.schema()))
-            if not window.remaining:
+            if not is_left:
                 break
         # The last window may lie before changes that were made meanwhile.
         copy(lakes, files, topic.job(list(read_rest(table.windows)), table.schema()))
@@ -332,6 +332,5 @@ def read_rest(windows: Windows) -> Iterator[tuple[bytes, bytes | None]]:
     while True:
         window = windows.freeze()
         yield from read(windows, window)
-        windows.close(window)
-        if not window.remaining:
+        if not windows.close(window):
             return

@@ -86,7 +86,7 @@ from airflow_kafka_spark.windows.memory import (
     parse_group_owner,
     parse_landed,
 )
-from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Tries, Window, add_landed, record_tries
+from airflow_kafka_spark.windows.model import Marker, SourcePlan, State, TopicPartition, Tries, Window, add_landed, record_tries
 from airflow_kafka_spark.windows.plan import find_next_position
 from airflow_kafka_spark.windows.report import make_widest_report
 
@@ -629,16 +629,13 @@ class Ledger:
         assert self._entry is not None
         return self._entry
 
-    def move_source(self, position: Mapping[str, Any]) -> None:
-        """Replace the position of the source after the claimed window, which is written when the window is closed.
+    def move_source(self, source: SourcePlan) -> None:
+        """Replace what the claimed window says of its source, which is written when the window is closed.
 
-        :param position: the new position. It follows from the markers of all splits, so every attempt that closes the window
-            computes an equal one.
+        :param source: the plan, with the position after the window, and whether the source holds more. The position follows from
+            the markers of all splits and from the source's log. Only that of the attempt that closes the window counts.
         """
-        window = self.claimed.window
-        assert window.source is not None
-        window = replace(window, source=replace(window.source, position=position))
-        self._entry = replace(self.claimed, window=window)
+        self._entry = replace(self.claimed, window=replace(self.claimed.window, source=source))
 
     def read_as_owner(self) -> Memory:
         """Read the ledger, and return the state of the pipeline if this attempt still owns the claimed window.

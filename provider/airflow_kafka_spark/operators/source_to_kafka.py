@@ -45,7 +45,7 @@ from airflow_kafka_spark.operators.publishing import (
 )
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
+from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint, compare_endpoints
 from airflow_kafka_spark.windows.model import (
     GIVEN_UP,
@@ -601,16 +601,28 @@ class SourceToKafkaOperator(WindowOperator):
         plan = window.source
         self.source.check_published(plan.splits, plan.position)
         tokens = [marker.result.token if marker.result else {} for marker in markers]
-        ledger.move_source(self.source.compute_position_after(plan.splits, plan.position, tokens))
+        after = replace(plan, position=self.source.compute_position_after(plan.splits, plan.position, tokens))
+        if plan.remaining and (rest := self._find_empty_window_after(after.position)):
+            after = replace(plan, position=rest.position, remaining=False)
+            window = replace(window, source=after)
+        ledger.move_source(after)
         report = sum_up_published(window, markers)
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, list_accounts(markers))
-        if window.source.rows not in (None, report.records_read):
+        if plan.rows not in (None, report.records_read):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
-                f"{window.source.rows:,}", window, f"{report.records_read:,}",
+                f"{plan.rows:,}", window, f"{report.records_read:,}",
             )  # fmt: skip
         return report
+
+    def _find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
+        """Return the window after the published one, if the source has nothing more. After an error the next run finds it."""
+        try:
+            return self.source.find_empty_window_after(position)
+        except KafkaSparkError as error:
+            self.log.warning("The next window will find out whether the source has more: %s", error)
+            return None
 
     def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
         from airflow_kafka_spark.jobs.publish import SourceJob

@@ -195,6 +195,19 @@ class RowSource(metaclass=OptionsType):
         """
         return position
 
+    def find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
+        """Return the window after one whose splits are published, if it has no splits and the source holds nothing more; None
+        (default) if it may have some.
+
+        The published window then ends at the position of this window, so that no further run is needed to learn that nothing is
+        left. Called before the window is complete, only if more rows were expected behind it when it was frozen.
+
+        :param position: behind the published window, from :meth:`compute_position_after`.
+        :raises SourceUnavailable: the source does not answer.
+        :raises SourceRejected: the source does not fit the options, or the position.
+        """
+        return None
+
     def check_published(self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any]) -> None:  # noqa: B027
         """Make sure that the published splits of a window have the rows that the source promises; nothing by default. Called
         before the window is complete.

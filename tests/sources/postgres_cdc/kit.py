@@ -115,8 +115,8 @@ class Windows:
         self.tokens[index] = json.loads(json.dumps(reader.get_token(0)))
         return [{**r, "key": decoded(r["key"]), "value": decoded(r["value"])} for r in found]
 
-    def close(self, window: FrozenWindow, *, advance: bool = True) -> None:
-        """Close a window, as the ledger does.
+    def close(self, window: FrozenWindow, *, advance: bool = True) -> bool:
+        """Close a window, as the operator does, and return True if the source holds more.
 
         :param advance: False: the attempt dies before it moves the slot.
         """
@@ -126,9 +126,14 @@ class Windows:
         self.position = json.loads(
             json.dumps(self.source.compute_position_after(splits, position, tokens) if splits else position)
         )
+        assert self.position is not None
+        rest = self.source.find_empty_window_after(self.position) if splits and window.remaining else None
+        if rest is not None:
+            self.position = json.loads(json.dumps(rest.position))
+        assert self.position is not None
         if advance:
-            assert self.position is not None
             self.source.finish_window(self.position)
+        return window.remaining and rest is None
 
     def next(self) -> list[dict[str, Any]]:
         """Freeze, read and close a window."""
@@ -143,8 +148,7 @@ class Windows:
         for _ in range(50):
             window = self.freeze()
             found += self.read(window)
-            self.close(window)
-            if not window.remaining:
+            if not self.close(window):
                 return found
         raise AssertionError("windows remain")
 

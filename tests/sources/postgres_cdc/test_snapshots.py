@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import make_session_name, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end
@@ -170,7 +170,8 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                 behind = 0  # the chunks of these tables are read again, and perhaps no other ones are left
             if kinds[-1] == "chunks":
                 assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
-                behind = parse_lsn((windows.position or {})["snapshot"]["behind"])
+                snapshot = (windows.position or {}).get("snapshot")
+                behind = parse_lsn(snapshot["behind"]) if snapshot else 0  # no change is behind the last chunks
             if not window.remaining and not (windows.position or {}).get("snapshot"):
                 if traffic.open or kinds.count("log") < 20:
                     traffic.change(10, truncates)
@@ -243,6 +244,41 @@ def test_with_only_the_slot_is_dropped_behind_the_snapshot_and_nothing_follows(o
     for _ in range(2):
         assert windows.next() == []
         assert place.one(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{orders.name}'") == 0
+
+
+def test_the_window_of_the_last_chunks_ends_the_snapshot_if_the_log_has_no_change_behind_them(orders):
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 30) n")
+    windows = started(orders, snapshot="only")
+    window = windows.freeze()
+    found = windows.read(window)
+    assert not windows.close(window)
+    assert sorted(r["key"]["id"] for r in found) == list(range(1, 31))
+    assert place.one(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{orders.name}'") == 0
+
+
+def test_the_window_of_the_last_chunks_does_not_end_the_snapshot_if_a_change_is_behind_them(orders):
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 30) n")
+    windows = started(orders, snapshot="only")
+    window = windows.freeze()
+    windows.read(window)
+    place.execute("UPDATE orders SET note = 'second' WHERE id = 3")
+    assert windows.close(window)
+    assert changes(windows.drain()) == [("u", None, {"id": 3, "note": "second"})]
+
+
+def test_an_open_window_of_chunks_does_not_begin_the_snapshot_again_if_the_slot_is_lost(orders):
+    place = orders.place
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    windows = started(orders, snapshot="when_needed")
+    window = windows.freeze()
+    windows.read(window)
+    place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
+    position = windows.source.compute_position_after(window.splits, window.position, [windows.tokens[0]])
+    with pytest.raises(LogLost, match="is gone"):
+        windows.source.find_empty_window_after(position)
+    assert place.one(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{orders.name}'") == 0
 
 
 def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orders):

@@ -76,12 +76,15 @@ def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_e
             **ledger,
         )
         place.execute("INSERT INTO orders (id, note) SELECT n, 'first' FROM generate_series(-6, -1) n")
-        assert captured.execute(context("chunks", task_id="capture"))["records_written"] == 4
+        chunks = captured.execute(context("chunks", task_id="capture"))
+        assert (chunks["records_written"], chunks["source_remaining"]) == (4, True)
         # Of the chunks that are read and of the one that is not: an update and a delete of each.
         place.execute("UPDATE orders SET note = 'second' WHERE id IN (-6, -1)")
         place.execute("DELETE FROM orders WHERE id IN (-5, -2)")
         assert captured.execute(context("log", task_id="capture"))["records_written"] == 3
-        assert captured.execute(context("last chunk", task_id="capture"))["records_written"] == 1
+        last = captured.execute(context("last chunk", task_id="capture"))
+        assert last["records_written"] == 1
+        assert not {"source_remaining", "source_progress"} & set(last), "the log has no change behind the last chunk"
         changes = (
             "INSERT INTO orders SELECT n, 'nö ' || n, n / 7.0, timestamptz '2026-01-01 00:00:00.000001+00' + n * interval '1 h', "
             "timestamp '0099-12-31 23:59:59.5', date '1900-01-01' + n, n % 2 = 0, n / 3.0, '\\x00ff', ARRAY['a', NULL] "

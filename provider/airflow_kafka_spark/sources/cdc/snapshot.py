@@ -50,6 +50,11 @@ class SnapshotState:
         """True if the log has caught up with all chunks that are read, and with the point behind which the next may be read."""
         return not self.behind and not any(table.read for table in self.tables)
 
+    @property
+    def is_read(self) -> bool:
+        """True if a chunk of each row is read, and the log has not caught up with all chunks."""
+        return bool(self.tables) and all(table.is_read for table in self.tables)
+
     def advance_past_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
         """Return the state after a window of the log.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sources.base import SplitReader
 
+log = logging.getLogger(__name__)
+
 COLUMNS = ("topic", "key", "value", "timestamp")
 """The columns of an event."""
 
@@ -25,7 +28,11 @@ WITH_SCHEMA = ("key", "value")
 class LogWindowPlanner(Protocol):
     """Plans windows of a server's log. The methods have the contracts of the methods of :class:`RowSource` with these names."""
 
-    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow: ...
+    def freeze(self, position: Mapping[str, Any] | None, *, may_restart: bool = True) -> FrozenWindow:
+        """Return the window after ``position``.
+
+        :param may_restart: True (default): with ``when_needed``, a lost log leads to another snapshot. False: it is refused.
+        """
 
     def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
@@ -69,6 +76,19 @@ class LogSource(RowSource):
     ) -> Mapping[str, Any]:
         """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.compute_position_after`."""
         return self._make_planner().compute_position_after(splits, position, tokens)
+
+    def find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
+        """Return the window of the log behind the last chunks of a snapshot, if it has no changes. See
+        :meth:`RowSource.find_empty_window_after`."""
+        from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState
+
+        if not SnapshotState.from_json(position).is_read:
+            return None
+        frozen = self._make_planner().freeze(position, may_restart=False)
+        if frozen.splits or frozen.remaining:
+            return None
+        log.info("The snapshot is complete: all its rows are published, and the log has no further change")
+        return frozen
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
         """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""

@@ -206,14 +206,14 @@ class MySqlLogWindowPlanner:
     server: LogServer
     replicas: tuple[LogServer, ...] = ()
 
-    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Return the window after ``position``; see :meth:`RowSource.freeze`."""
+    def freeze(self, position: Mapping[str, Any] | None, *, may_restart: bool = True) -> FrozenWindow:
+        """Return the window after ``position``; see :meth:`LogWindowPlanner.freeze`."""
         if position is not None and position.get("finished"):
             return FrozenWindow((), position)
         with self.server.open_session("freezing a window of the log") as connection:
             now = self.server.end(connection)
             form = self._make_form(connection)
-            position, start, files = self._start(connection, position, now)
+            position, start, files = self._start(connection, position, now, may_restart)
             identity = self.server.read_identity(connection)
             state = self._read_state(connection, position, form)
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
@@ -250,13 +250,14 @@ class MySqlLogWindowPlanner:
         return FrozenWindow((bounds,) if has_changes else (), found, remaining=is_left)
 
     def _start(
-        self, connection: Connection, position: Mapping[str, Any] | None, now: LogCoordinates
+        self, connection: Connection, position: Mapping[str, Any] | None, now: LogCoordinates, may_restart: bool
     ) -> tuple[Mapping[str, Any] | None, LogCoordinates, list[LogCoordinates]]:
         """Return the position, the coordinates at which the window begins, and the files of the log.
 
         The position is None if the server no longer has the log after it and the tables are read again.
 
-        :raises LogLost: the server no longer has the log, and ``snapshot`` is not ``when_needed``.
+        :raises LogLost: the server no longer has the log, and the snapshot may not begin again: ``snapshot`` is not
+            ``when_needed``, or ``may_restart`` is False.
         :raises SourceUnavailable: a transaction stays prepared (XA) at the beginning of the first window.
         """
         if position is not None:
@@ -267,7 +268,7 @@ class MySqlLogWindowPlanner:
                 self._refuse_other_rows(position, now)
                 return position, start, files
             except LogLost as error:
-                if self.options.snapshot != "when_needed":
+                if self.options.snapshot != "when_needed" or not may_restart:
                     raise
                 log.warning("All tables are read again: %s", error)
         start = self._find_first(connection, now)

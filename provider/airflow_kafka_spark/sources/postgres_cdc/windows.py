@@ -199,14 +199,14 @@ class PostgresLogWindowPlanner:
         """The server and its slot."""
         return SlotServer(self.server, self.options.slot)
 
-    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Return the window after ``position``; see :meth:`RowSource.freeze`."""
+    def freeze(self, position: Mapping[str, Any] | None, *, may_restart: bool = True) -> FrozenWindow:
+        """Return the window after ``position``; see :meth:`LogWindowPlanner.freeze`."""
         slot = self.slot
         with slot.open_session("freezing a window of the log") as connection:
             if position is not None and position.get("finished"):
                 self._drop_slot(connection, slot.read_state(connection))
                 return FrozenWindow((), position)
-            position = self._find_usable_position(connection, position)
+            position = self._find_usable_position(connection, position, may_restart)
             if position is None:
                 self._create_slot(connection)
                 start = slot.refuse_other(connection, 2**64, {}).confirmed
@@ -276,11 +276,12 @@ class PostgresLogWindowPlanner:
         return begin_snapshot(connection, self.options, names)
 
     def _find_usable_position(
-        self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
+        self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None, may_restart: bool
     ) -> Mapping[str, Any] | None:
         """Return the position if the slot has the log after it; None if the snapshot has to begin, or to begin again.
 
-        :raises SourceRejected: the slot does not have that log, and ``snapshot`` is not ``when_needed``.
+        :raises LogLost: the slot does not have that log, and the snapshot may not begin again: ``snapshot`` is not
+            ``when_needed``, or ``may_restart`` is False.
         """
         start, log_of = (parse_lsn(position["lsn"]), dict(position["log"])) if position else (2**64, {})
         found = self.slot.read_state(connection)
@@ -292,7 +293,7 @@ class PostgresLogWindowPlanner:
                 publication = format_publication_names(self.options.publication)
                 self.slot.refuse_other_history(connection, publication, state, start, log_of)
         except LogLost as error:
-            if self.options.snapshot != "when_needed":
+            if self.options.snapshot != "when_needed" or not may_restart:
                 raise
             log.warning("All tables are read again: %s", error)
             self._drop_slot(connection, found)
