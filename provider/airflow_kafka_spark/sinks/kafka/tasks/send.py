@@ -188,9 +188,11 @@ class Sender:
         if ordered.can_be_sent_as_columns():
             self._produce_columns(ordered)
         else:
-            firsts, lasts = self._count_rows(ordered)
-            notes = firsts | lasts
-            self._produce(ordered, [notes.get(at) for at in range(len(order))])
+            notes: list[_OnDelivery | None] = [None] * len(order)
+            for of_rows in self._count_rows(ordered):
+                for at, note in of_rows.items():
+                    notes[at] = note
+            self._produce(ordered, notes)
         self.producer.poll(0)
         self._raise()
 
