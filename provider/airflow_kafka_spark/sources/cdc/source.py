@@ -44,7 +44,12 @@ class LogWindowPlanner(Protocol):
 
 
 class LogSource(RowSource):
-    """Base class of the sources that read a database's log."""
+    """Base class of the sources that read a database's log.
+
+    :ivar schemas_enable: True if keys and values carry their schema.
+    """
+
+    schemas_enable: bool
 
     # Tasks compare the identity of the log themselves. Tables may be left out of an open window that cannot be published.
     movable: ClassVar[frozenset[str]] = frozenset({SERVER, "publication", "tables", "topic_prefix"})
@@ -63,8 +68,6 @@ class LogSource(RowSource):
         from airflow_kafka_spark.sources.cdc.tasks import reader
 
         return dict(reader.COLUMNS)
-
-    schemas_enable: bool
 
     @property
     def connect_columns(self) -> tuple[str, ...]:
