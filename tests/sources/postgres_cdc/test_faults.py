@@ -13,6 +13,8 @@ from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.transforms import Filter, TopicNameMatches
 from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget, reset, skip
+from tests.support.distribution import extended
+from tests.support.oracle import same_multiset
 from tests.support.waiting import fence_tasks, settled
 
 IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
@@ -168,6 +170,32 @@ def change_a_row_of_each_kind(shop, first):
     shop.connection.execute(f"DELETE FROM {kept} WHERE id = ANY(%s)".encode(), [list(gone)])
     shop.connection.execute(f"UPDATE {kept} SET note = 'second' WHERE id = ANY(%s)".encode(), [list(changed)])
     return gone, changed
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+@pytest.mark.parametrize("point", [extended("job.done"), "close.in_transaction", "cdc.advance"])
+def test_changes_behind_the_last_chunks_are_published_once_wherever_their_window_is_killed(
+    kafka, postgres, unique, tmp_path, point
+):
+    """The killed attempt may have found that the log has no change behind the chunks. Changes are made before its retry."""
+    with in_chunks(kafka, postgres, unique, tmp_path) as shop:
+        victim = shop.victim("chunks", fault=point)
+        assert victim.wait() == -9 and victim.fired, victim.tail()
+        gone, changed = change_a_row_of_each_kind(shop, {2, 60})
+        report = shop.run("chunks")
+        assert (report["records_written"], "source_remaining" in report) == (60, point != "cdc.advance")
+        shop.drain("drain")
+        events = shop.events("kept")
+        assert sorted(key for op, key, _ in events if op == "r") == list(range(1, 61))
+        assert sorted((op, key) for op, key, _ in events if op != "r") == sorted(
+            [*(("d", key) for key in gone), *(("u", key) for key in changed)]
+        )
+        kept, copied = (
+            shop.connection.execute(f"SELECT id, note FROM {shop.table(kind)}".encode()).fetchall()
+            for kind in ("kept", "kept_copy")
+        )
+        assert same_multiset(kept, copied) == 58
 
 
 @pytest.mark.faults
