@@ -58,6 +58,23 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm
 
+log = logging.getLogger(__name__)
+
+LOOKED_THROUGH_BYTES = 1 << 20
+"""Maximum size in bytes of a window that is searched for changes when it is frozen. A window without changes needs no Spark."""
+
+LAST_EVENT_BYTES = 1 << 10
+"""Maximum size in bytes of the event at the end of a file, which names the next file."""
+
+PREPARED_SECONDS = 60.0
+"""Seconds that the first window, and the snapshot of a new table, wait for transactions that are prepared (XA)."""
+
+UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
+"""Types of MariaDB that the log describes as plain bytes. MySQL has one of them, which its log describes."""
+
+_SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
+"""The server's own databases, as a list in SQL."""
+
 
 def begin_snapshot(
     server: LogServer, connection: Connection, form: ValueForm, names: Iterable[TableName], chunk_rows: int
@@ -92,16 +109,15 @@ class MySqlChunkPlanner(ChunkPlanner):
     server: LogServer
     connection: Connection
     rows: int
+    form: ValueForm
+
+    def __post_init__(self) -> None:
+        prepare_session(self.connection)
 
     @property
     def chunk_rows(self) -> int:
         """The maximum number of rows of a chunk."""
         return self.rows
-
-    form: ValueForm
-
-    def __post_init__(self) -> None:
-        prepare_session(self.connection)
 
     def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
@@ -149,23 +165,6 @@ class MySqlChunkPlanner(ChunkPlanner):
         if is_renamed:
             what = "it was renamed, and its snapshot is not complete: its other rows would never be read"
             raise SourceRejected(table.shown, what, f"Give it its name back until the snapshot is complete. {NEW_PIPELINE}")
-
-
-log = logging.getLogger(__name__)
-
-LOOKED_THROUGH_BYTES = 1 << 20
-"""Maximum size in bytes of a window that is searched for changes when it is frozen. A window without changes needs no Spark."""
-
-LAST_EVENT_BYTES = 1 << 10
-"""Maximum size in bytes of the event at the end of a file, which names the next file."""
-
-PREPARED_SECONDS = 60.0
-"""Seconds that the first window, and the snapshot of a new table, wait for transactions that are prepared (XA)."""
-
-UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
-"""Types of MariaDB that the log describes as plain bytes. MySQL has one of them, which its log describes."""
-
-_SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
 
 def _get_order(coordinates: LogCoordinates) -> tuple[int, int]:
@@ -493,8 +492,6 @@ class MySqlLogWindowPlanner:
             skipped=list_skipped_operations(given),
             unwrap=given.unwrap,
             transactions=given.provide_transaction_metadata,
-            decimals=given.decimal_handling_mode,
-            times=given.time_precision_mode,
             database=database,
             tables=self._named,
             values=values,

@@ -14,13 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats.debezium.format import DELETED
-from airflow_kafka_spark.sources.cdc.options import (
-    DecimalHandling,
-    ExtractNewRecordState,
-    SourceField,
-    TimePrecision,
-    format_topic,
-)
+from airflow_kafka_spark.sources.cdc.options import ExtractNewRecordState, SourceField, format_topic
 
 DAY_SECONDS = 86_400
 MICROS = 1_000_000
@@ -197,7 +191,7 @@ class EventFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class EventForm:
-    """The form of events; options have Debezium's names.
+    """The form of the events of a source.
 
     :param prefix: the beginning of topics' names, and the name of the server in events.
     :param keys: per table, the columns of its key; other tables have the key that the log names.
@@ -215,8 +209,6 @@ class EventForm:
     skipped: frozenset[str] = frozenset({"t"})
     transactions: bool = False
     unwrap: ExtractNewRecordState | None = None
-    decimals: DecimalHandling = "precise"
-    times: TimePrecision = "adaptive"
 
     @property
     def writes_deletes(self) -> bool:

@@ -228,6 +228,8 @@ class LogColumn:
 
     :param kind: its type.
     :param meta: the bytes of the type's sizes.
+    :param name: its name.
+    :param is_unsigned: True for a number without a sign.
     :param collation: the number of the collation of a text, or of an enumeration.
     :param values: of an ENUM or SET.
     :param geometry: the number of the kind of a geometry; 0 for any.
@@ -256,6 +258,10 @@ class LogColumn:
 class LogTable:
     """A table, as it was when its rows were changed.
 
+    :param id: the number by which events of rows name it.
+    :param database: its database.
+    :param name: its name.
+    :param columns: its columns.
     :param key: the columns of its primary key, by index.
     """
 
@@ -397,8 +403,8 @@ def parse_rows_table(body: bytes) -> int:
     return int.from_bytes(body[:6], "little")
 
 
-def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
-    """Return the body of an event of rows, and the index of its first row.
+def find_first_row(event: LogEvent, columns: int) -> int:
+    """Return the index of the first row in the body of an event of rows.
 
     :param columns: the number of columns of the table.
     :raises LogUnreadable: rows do not have all columns.
@@ -414,4 +420,4 @@ def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
         present = int.from_bytes(data.take(size), "little") & every
         if width != columns or present != every:
             raise LogUnreadable("rows do not have all columns: `binlog_row_image` was not FULL")
-    return event.body, data.at
+    return data.at

@@ -60,9 +60,11 @@ _CALLS = re.compile(r"(?:SELECT|DO)\b", re.IGNORECASE)
 class MySqlEventForm(EventForm):
     """The form of events, and the tables that are captured.
 
+    :param database: the connection's database.
     :param tables: the tables whose changes are captured; None for all of ``database``.
     :param values: the form of values.
     :param unreadable: per table, the columns whose values the log does not describe, and their type.
+    :param is_mariadb: True if the server is MariaDB, False if it is MySQL.
     :param refuses_cascades: True if the log does not hold the changes of rows by foreign keys, and this is not accepted.
     """
 
@@ -243,9 +245,9 @@ class MySqlTableWriter(TableWriter):
         known = self._headers.get(event.kind)
         if known is not None and event.body.startswith(known, binlog.ROWS_HEADER):
             return RowImages(event.body, binlog.ROWS_HEADER + len(known))
-        body, at = binlog.parse_row_images(event, self.width)
-        self._headers[event.kind] = body[binlog.ROWS_HEADER : at]
-        return RowImages(body, at)
+        at = binlog.find_first_row(event, self.width)
+        self._headers[event.kind] = event.body[binlog.ROWS_HEADER : at]
+        return RowImages(event.body, at)
 
     def read_rows(self, images: Sequence[RowImages]) -> RowTexts:
         """Return the rows of some events.
@@ -306,9 +308,11 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     """
 
+    form: MySqlEventForm
+
     def __init__(self, server: LogServer, form: MySqlEventForm, filter: MySqlChunkFilter | None = None) -> None:
         super().__init__(form, "mariadb" if form.is_mariadb else "mysql")
-        self._server, self._form, self._filter = server, form, filter
+        self._server, self._filter = server, filter
         self._transactions = Transactions()
         self._gtid = ""
         self._held: list[Event | EventRange] = []
@@ -432,7 +436,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         """
         self._parts = make_source_parts(self.of_server, now_us, "incremental", server_id, coordinates.file)
         self.timestamp = self._parts.timestamp
-        return MySqlTableWriter(table, self._form)
+        return MySqlTableWriter(table, self.form)
 
     def _describe_event(self, located: Located) -> None:
         self._parts = self.make_event_parts(located, self._gtid)
@@ -464,17 +468,17 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             else:
                 self._savepoints[name] = self._released + len(self._held)
             return
-        truncated = find_truncated_table(event.body, self._form)
+        truncated = find_truncated_table(event.body, self.form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
                 yield self._truncate(located, truncated)
-        elif found := find_refusal(event.body, self._form):
+        elif found := find_refusal(event.body, self.form):
             raise self._server.make_unreadable_error(located.start, LogUnreadable(found))
 
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
         self._describe_event(located)
-        return self.make_event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
+        return self.make_event(_Truncated(shown, self.form), RowPosition(located.start.position, 0), "t", "", "null", "null")
 
 
 def make_source_parts(of_server: str, at_us: int, snapshot: str, server_id: int, file: str, gtid: str = "") -> SourceParts:

@@ -52,8 +52,12 @@ CODECS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ValueForm:
-    """The form of values; options have Debezium's names.
+    """The form of values.
 
+    :param decimals: the form of decimals (``decimal_handling_mode``).
+    :param times: the form of dates and times (``time_precision_mode``).
+    :param unsigned: the form of BIGINT UNSIGNED (``bigint_unsigned_handling_mode``).
+    :param zero_dates: the treatment of dates that are no days (``zero_date_handling_mode``).
     :param charsets: the character set of each collation, by its number.
     :param is_key: True for a column of the key, whose values must not become null.
     """
@@ -162,11 +166,8 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
 
         return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), format_key, "number", _INTEGER)
     text: Callable[[int], str] = str
-    column_form = _INTEGER
-    packed, found = (
-        struct.Struct(unsigned if column.is_unsigned else signed),
-        {"type": of_unsigned if column.is_unsigned else schema},
-    )
+    column_form, packed = _INTEGER, struct.Struct(unsigned if column.is_unsigned else signed)
+    found = {"type": of_unsigned if column.is_unsigned else schema}
     if column.kind == binlog.LONGLONG and column.is_unsigned:
         text = _format_long
         if form.unsigned == "precise":

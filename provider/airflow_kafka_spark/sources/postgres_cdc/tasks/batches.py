@@ -27,7 +27,7 @@ from airflow_kafka_spark.formats.tasks.text import ValueTexts
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, put_positions, take_ranges, take_texts
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter, TransactionParts
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, ChangeMessage, Message, RelationMessage
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
 
@@ -97,16 +97,21 @@ class BatchWriter:
     :param decode: returns a message, or None if it changes no row.
     """
 
+    _messages: LogMessages
+    """The messages that are being written."""
+
     def __init__(self, writer: PostgresEventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
         self._writer, self._decode, self._chunks = writer, decode, writer.filter
+        # Of the messages that are being written: the transactions, and the events that are written one by one.
+        self._transactions: list[TransactionParts] = []
+        self._single: list[tuple[int, Event]] = []
 
     def write(self, messages: LogMessages) -> Iterator[pa.RecordBatch]:
         """Yield the events of messages, in their order.
 
         :raises SourceRejected: a value cannot be written.
         """
-        self._messages, self._transactions = messages, [self._writer.parts]
-        self._single: list[tuple[int, Event]] = []
+        self._messages, self._transactions, self._single = messages, [self._writer.parts], []
         kinds, rows = find_kinds(messages), list[ChangedRows]()
         # The definition of a table is a message of its own, and holds for the changes behind it. A truncate changes what is
         # left out behind it.

@@ -9,6 +9,7 @@ from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     HOLE,
     ChangeWriter,
@@ -55,14 +56,19 @@ class KeyedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class PostgresEventForm(EventForm):
-    """The form of events; options have Debezium's names.
+    """The form of events and of their values, and the tables that are captured.
 
+    :param decimals: the form of decimals (``decimal_handling_mode``).
+    :param times: the form of times (``time_precision_mode``).
     :param database: the database.
     :param tables: the tables whose changes are captured; None for all of the publication.
     :param primary_keys: the columns of primary keys in their order, which the log does not name.
     :param keyed: the tables of ``keys``.
+    :param placeholder: the text in place of a value that the server has not sent (``unavailable_value_placeholder``).
     """
 
+    decimals: DecimalHandling = "precise"
+    times: TimePrecision = "adaptive"
     database: str = ""
     tables: frozenset[TableName] | None = None
     primary_keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict, hash=False)
@@ -74,32 +80,40 @@ _SOURCE_SCHEMA = make_source_schema("postgresql", SOURCE_FIELDS)
 
 
 class PostgresTableWriter(TableWriter):
-    """A relation of the log, ready to write its rows."""
+    """A relation of the log, ready to write its rows.
 
-    def __init__(self, relation: RelationMessage, options: PostgresEventForm, types: ValueTypes) -> None:
+    :param relation: the table, as the log describes it.
+    :param form: the form of events.
+    :param types: the converters of values.
+    :ivar is_taken: True if changes of the table are captured.
+    :ivar needs_full: True if the key of an old row is known only if the log has the whole row.
+    :ivar source: the members of ``source`` that name the table, as JSON.
+    """
+
+    def __init__(self, relation: RelationMessage, form: PostgresEventForm, types: ValueTypes) -> None:
         self.relation = relation
         name = (relation.schema, relation.table)
-        self.is_taken = options.tables is None or name in options.tables
+        self.is_taken = form.tables is None or name in form.tables
         converted = self._converted = [types.find_converter(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[ValueConverter] = [value.convert for value in converted]
-        self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
+        self._unavailable = [_make_placeholder(value.schema, form.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
         flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
         # The log names them in the order of the table. The key keeps its order when the replica identity becomes FULL.
-        primary_key = tuple(options.primary_keys.get(name, ()))
+        primary_key = tuple(form.primary_keys.get(name, ()))
         names = [relation.columns[at].name for at in flagged]
         if set(names) == set(primary_key):
             flagged = [flagged[names.index(column)] for column in primary_key]
-        known = options.keyed.get(name, KeyedTable())
-        filled = {*names, *primary_key, *known.not_null.intersection(options.keys.get(name, ()))}
+        known = form.keyed.get(name, KeyedTable())
+        filled = {*names, *primary_key, *known.not_null.intersection(form.keys.get(name, ()))}
         columns = [
             EventColumn(c.name, value.schema, c.name not in filled) for c, value in zip(relation.columns, converted, strict=True)
         ]
-        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, primary_key or None)
+        super().__init__(name, columns, flagged, form, _SOURCE_SCHEMA, primary_key or None)
         self._of_primary_key = frozenset(at for at, column in enumerate(relation.columns) if column.name in primary_key)
-        self._is_partitioned = known.is_partitioned or name not in options.keys
+        self._is_partitioned = known.is_partitioned or name not in form.keys
         # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
-        self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
+        self.needs_full = name in form.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
             self.refuse_missing_keys()
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
@@ -209,7 +223,7 @@ class TransactionParts(NamedTuple):
 class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
     """Turns the messages of a log window into events.
 
-    :param options: their form.
+    :param form: their form.
     :param start: the window's first LSN. A transaction is in the window if the record of its commit begins at it or later.
     :param end: the window's end: that record begins before it.
     :param user_types: types that are not built in, by OID.
@@ -220,34 +234,35 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
     :ivar parts: what events share from now on.
     """
 
+    form: PostgresEventForm
+
     def __init__(
         self,
-        options: PostgresEventForm,
+        form: PostgresEventForm,
         start: int,
         end: int,
         user_types: Mapping[int, UserType],
         filter: PostgresChunkFilter | None = None,
         money_digits: int = 2,
     ) -> None:
-        super().__init__(options, "postgresql")
-        self._options = options
+        super().__init__(form, "postgresql")
         self._start, self._end = start, end
         self.filter = filter
-        self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
+        self._types = ValueTypes(form.decimals, form.times, user_types, money_digits)
         self._tables: dict[int, PostgresTableWriter] = {}
         self.parts = TransactionParts()
         self.last: BeginMessage | None = None
-        self._of_database = format_json(options.database)
+        self._of_database = format_json(form.database)
         self._last = 0
 
     @property
     def is_past(self) -> bool:
-        """Return True once a transaction after the window has begun. Transactions come in the order of their commits."""
+        """True once a transaction after the window has begun. Transactions come in the order of their commits."""
         return self.parts.begin is not None and self.parts.begin.commit_lsn >= self._end
 
     @property
     def is_inside(self) -> bool:
-        """Return True if the window has the transaction whose changes come next."""
+        """True if the window has the transaction whose changes come next."""
         return self.parts.begin is not None and self._start <= self.parts.begin.commit_lsn < self._end
 
     def find_table(self, oid: int) -> PostgresTableWriter | None:
@@ -318,7 +333,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         elif isinstance(message, CommitMessage):
             self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
         elif isinstance(message, RelationMessage):
-            self._tables[message.oid] = PostgresTableWriter(message, self._options, self._types)
+            self._tables[message.oid] = PostgresTableWriter(message, self.form, self._types)
         else:
             return False
         return True
@@ -329,7 +344,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         :param now_us: the time at which they are read, microseconds since 1970.
         """
         self._describe(None, now_us, "incremental", "null")
-        return PostgresTableWriter(relation, self._options, self._types)
+        return PostgresTableWriter(relation, self.form, self._types)
 
     def _enter(self, begin: BeginMessage) -> None:
         if self._start <= begin.commit_lsn < self._end:
@@ -371,7 +386,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         return self.filter is not None and self.filter.includes(table.relation, values, old)
 
     def _truncate(self, lsn: int, truncate: TruncateMessage) -> Iterator[Event]:
-        if "t" in self._options.skipped:
+        if "t" in self.form.skipped:
             return
         for oid in truncate.relations:
             table = self._tables[oid]

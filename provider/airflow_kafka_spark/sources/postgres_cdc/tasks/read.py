@@ -156,20 +156,20 @@ class PostgresLogReader(EventReader):
 
     :param server: the server and the slot.
     :param publication: the publication.
-    :param options: the form of events.
+    :param form: the form of events.
     :param max_replica_lag: seconds that a replica may be behind when a chunk is read; None if it is not checked.
     :param splits: per split its bounds and the identity of the log (JSON).
     """
 
     server: SlotServer
     publication: str
-    options: PostgresEventForm
+    form: PostgresEventForm
     max_replica_lag: float | None = None
 
     @property
     def has_schemas(self) -> bool:
         """True if keys and values carry their schema."""
-        return self.options.schemas
+        return self.form.schemas
 
     # --- the log ---
 
@@ -182,12 +182,12 @@ class PostgresLogReader(EventReader):
             self.server.refuse_other(connection, start, dict(bounds["log"]), end)
             self.server.release(connection)
             writer = PostgresEventWriter(
-                self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection)
+                self.form, start, end, read_user_types(connection), chunks, read_money_digits(connection)
             )
             # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
             found = stack.enter_context(closing(self._find_messages(connection, bounds["end"])))
             batches = self._write_batches(writer, found)
-            yield from TransactionWriter(self.options).write(batches) if self.options.transactions else batches
+            yield from TransactionWriter(self.form).write(batches) if self.form.transactions else batches
         again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
         last = {"last": [format_lsn(writer.last.commit_lsn), writer.last.xid]} if writer.last is not None else {}
         self._tokens[split] = {**last, **again}
@@ -210,7 +210,7 @@ class PostgresLogReader(EventReader):
         connection = stack.enter_context(self.server.open_session("comparing keys with the chunks of a snapshot"))
         return PostgresChunkFilter(
             tables={table.table: table for table in tables},
-            publishes_truncates="t" not in self.options.skipped,
+            publishes_truncates="t" not in self.form.skipped,
             server=self.server,
             connection=connection,
             publication=self.publication,
@@ -235,9 +235,7 @@ class PostgresLogReader(EventReader):
     def _read_rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         with self.server.open_session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
-            writer = PostgresEventWriter(
-                self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection)
-            )
+            writer = PostgresEventWriter(self.form, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection))
             if self.max_replica_lag is not None:
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
