@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 INTEGER_BITS: Mapping[str, int] = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 """Number of bits of Spark's integers, by the names of their types."""
 
+MAX_PRECISION = 38
+"""Maximum number of digits of Spark's decimals."""
+
 
 @dataclass(frozen=True)
 class Primitive:
@@ -375,7 +378,7 @@ class _DdlParser:
             if self.accept(","):
                 scale = self.parse_number("the number of digits after the point")
             self.take(")", "`,` or `)`")
-        if not (1 <= precision <= 38 and scale <= precision):
+        if not (1 <= precision <= MAX_PRECISION and scale <= precision):
             expected = "decimal(p,s) with 1 <= p <= 38 and s <= p"
             raise SchemaInvalid(self.text, at.position, f"`{at.text}({precision},{scale})`", expected)
         return Decimal(precision, scale)

@@ -38,6 +38,16 @@ def find_seconds_problems(options: Mapping[str, object]) -> Iterator[Problem]:
             yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, at least 0")
 
 
+def find_count_problems(counts: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
+    """Yield the options of a source that are not whole numbers, or are too small.
+
+    :param counts: the value, and the smallest one that is accepted, by the name of the option.
+    """
+    for name, (count, least) in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            yield Problem(f"source.{name}", f"it is {count!r}; expected a whole number of at least {least:,}")
+
+
 def find_lag_problems(lag: object) -> Iterator[Problem]:
     """Yield the problem of the option ``max_replica_lag``, which may be None."""
     return find_seconds_problems({} if lag is None else {"max_replica_lag": lag})

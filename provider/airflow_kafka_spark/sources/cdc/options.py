@@ -19,13 +19,15 @@ from airflow_kafka_spark.formats.debezium.format import (
     parse_added_fields,
 )
 from airflow_kafka_spark.hooks.databases import parse_name
-from airflow_kafka_spark.sources.base import find_lag_problems
+from airflow_kafka_spark.sources.base import find_count_problems, find_lag_problems
 
 DecimalHandling = Literal["precise", "double", "string"]
 TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect"]
 Snapshot = Literal["initial", "never", "only", "when_needed"]
 MOST_CHUNKS = 100
+"""Maximum number of chunks in a window."""
 OPERATIONS = ("c", "u", "d", "t")
+"""The operations of events: create, update, delete, truncate."""
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -104,7 +106,8 @@ class ExtractNewRecordState:
 
 
 class LogOptions(Protocol):
-    """Options that the sources of all databases have, and that :func:`find_log_option_problems` checks."""
+    """Options that the sources of all databases have, and that :func:`find_log_option_problems` checks. The sources document
+    them."""
 
     @property
     def snapshot(self) -> Snapshot: ...
@@ -151,7 +154,7 @@ def find_log_option_problems(
     for name, (value, known) in {**common, **(modes or {})}.items():
         yield from find_choice_problems(f"source.{name}", value, known)
     yield from _find_operation_problems(options.skipped_operations)
-    yield from _find_size_problems(sizes)
+    yield from find_count_problems(sizes)
     yield from _find_snapshot_problems(options.snapshot_chunk_rows, options.snapshot_chunks_per_window)
     yield from find_lag_problems(options.max_replica_lag)
     if options.unwrap is not None:
@@ -193,20 +196,13 @@ def find_prefix_problems(prefix: object) -> Iterator[Problem]:
         yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
 
 
-def _find_size_problems(sizes: Sizes) -> Iterator[Problem]:
-    """Yield the sizes that are not whole numbers, or are too small."""
-    for name, (size, smallest) in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
-            yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
-
-
 def _find_snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
     """Yield the problems of the sizes of a snapshot.
 
     :param chunk_rows: the option ``snapshot_chunk_rows``.
     :param chunks: the option ``snapshot_chunks_per_window``.
     """
-    yield from _find_size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
+    yield from find_count_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
     if isinstance(chunks, int) and chunks > MOST_CHUNKS:
         found = f"it is {chunks:,}; expected at most {MOST_CHUNKS}"
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")

@@ -11,6 +11,7 @@ from airflow_kafka_spark.errors import Problem, SchemaInvalid, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.base import find_text_encoding_problems
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
+from airflow_kafka_spark.sources.base import find_seconds_problems
 from airflow_kafka_spark.sources.files.partitions import PartitionColumns, is_partition_type
 from airflow_kafka_spark.sources.files.store import open_store
 
@@ -158,9 +159,7 @@ class FilesSourceOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
                 yield Problem(f"source.{name}", f"it is {value!r}; expected a whole number from {least:,}")
-        for name, seconds in (("min_age", self.min_age), ("allowed_lateness", self.allowed_lateness)):
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-                yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, from 0")
+        yield from find_seconds_problems({"min_age": self.min_age, "allowed_lateness": self.allowed_lateness})
 
     def _find_choice_problems(self) -> Iterator[Problem]:
         if self.format not in FORMATS:

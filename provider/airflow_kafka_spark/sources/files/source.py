@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, Kind, is_utf8, make_spark_column
-from airflow_kafka_spark.formats.types import DataType, Decimal, parse_ddl
+from airflow_kafka_spark.formats.types import MAX_PRECISION, DataType, Decimal, parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, SplitReader
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.partitions import NULL_PARTITION, PartitionColumns
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
 _BYTES = "ISO-8859-1"
 _MALFORMED_JSON = "Malformed record of JSON"
-_MOST_DIGITS = 38
 _RECORD, _FILE = "__kafka_record", "__kafka_file"
 _OPTIONS_OF_LINES = ("mode", "columnnameofcorruptrecord", "multiline", "linesep", "encoding", "charset")
 """Options of Spark's reader of JSON that are no options of ``from_json``, or are applied here."""
@@ -134,7 +133,7 @@ class FileEncoding:
     def _widen(self, kind: DataType) -> DataType:
         """Return the type with which a column is read."""
         if self.format in ("json", "csv") and isinstance(kind, Decimal):
-            return Decimal(_MOST_DIGITS, kind.scale + _MOST_DIGITS - kind.precision)
+            return Decimal(MAX_PRECISION, kind.scale + MAX_PRECISION - kind.precision)
         return kind
 
     def make_rows(self, frame: DataFrame, added: Mapping[str, Column]) -> DataFrame:

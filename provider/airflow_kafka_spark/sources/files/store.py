@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.types import MAX_PRECISION
 from airflow_kafka_spark.hooks.object_stores import find_provider_problem, make_local_path, parse_scheme
 from airflow_kafka_spark.windows.times import parse_iso
 
@@ -262,7 +263,8 @@ class ObjectStore(FileStore):
     conn_id: str | None = None
 
     @cached_property
-    def _place(self) -> tuple[Any, str]:
+    def _place(self) -> tuple[AbstractFileSystem, str]:
+        """The file system, and the directory's path in it."""
         import fsspec
         from airflow.sdk import ObjectStoragePath
 
@@ -528,8 +530,6 @@ def _read_parquet_footer(opened: object) -> FileFooter:
         return FileFooter(tuple(columns), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
 
 
-MOST_DIGITS = 38
-"""Maximum number of digits of a decimal that Spark reads."""
 _INSTANT = "timestamp[UTC]"
 
 
@@ -538,7 +538,7 @@ def _list_unreadable(schema: pq.ParquetSchema) -> Iterator[tuple[str, str]]:
     for at in range(len(schema)):
         column = schema.column(at)
         kind, details = column.logical_type.type, json.loads(column.logical_type.to_json())
-        is_fine = kind not in ("UUID", "TIME", "FLOAT16") and not (kind == "DECIMAL" and column.precision > MOST_DIGITS)
+        is_fine = kind not in ("UUID", "TIME", "FLOAT16") and not (kind == "DECIMAL" and column.precision > MAX_PRECISION)
         if not is_fine or (kind == "TIMESTAMP" and details.get("timeUnit") == "nanoseconds"):
             unit = f" in {details['timeUnit']}" if "timeUnit" in details else ""
             digits = f" of {column.precision} digits" if kind == "DECIMAL" else ""

@@ -24,12 +24,8 @@ SplitKey = tuple[str, ...]
 LOCK_SECONDS = 0.2
 """Seconds between two tries to take the lock of a session."""
 
-SPARK_MAX_PRECISION = 38
-"""Digits of Spark's largest decimal."""
-
 REFUSED_SQLSTATES = ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L", "P0")
 """Classes of SQLSTATE with which PostgreSQL would refuse the statement again. All others may pass."""
-
 
 _UNHELD = re.compile(
     r'invalid input syntax for type [^:"]+: "(column ".*" holds .*)"'
@@ -118,9 +114,9 @@ class Relation:
     :param keys: the columns of the primary key, and of each unique index that takes no NULL.
     :param indexes: the columns of each index that holds all rows in order.
     :param writers: the server's ids of the tables whose locks its writers hold.
-    :param has_children: True if other tables inherit from it, whose rows its keys and indexes do not hold.
-    :param is_foreign: True if another server holds its rows, or those of one of its partitions.
     :param table_id: the server's id of the table, which a table that is created again does not have; 0 if the server has none.
+    :param is_foreign: True if another server holds its rows, or those of one of its partitions.
+    :param has_children: True if other tables inherit from it, whose rows its keys and indexes do not hold.
     """
 
     sql: str
@@ -135,7 +131,7 @@ class Relation:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the primary key, else the unique index of the fewest columns; empty if the table has neither."""
+        """The primary key, else the unique index of the fewest columns; empty if the table has neither."""
         return self.keys[0] if self.keys else ()
 
 
@@ -184,14 +180,19 @@ class SqlDialect(ABC):
     """Writes a database's SQL. Names are always quoted, values are always literals."""
 
     @abstractmethod
-    def quote(self, name: str) -> str: ...
+    def quote(self, name: str) -> str:
+        """Return a name as SQL."""
 
     @abstractmethod
     def make_text(self, column: SourceColumn, name: str) -> str:
         """Return an expression that writes the value of ``name`` so that :meth:`make_literal` gives it back exactly."""
 
     @abstractmethod
-    def make_literal(self, column: SourceColumn, value: str) -> str: ...
+    def make_literal(self, column: SourceColumn, value: str) -> str:
+        """Return a value as a literal of the column's type.
+
+        :param value: as :meth:`make_text` writes it.
+        """
 
     @abstractmethod
     def make_after_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
@@ -210,7 +211,10 @@ class SqlDialect(ABC):
 
 
 class DatabaseSession(ABC):
-    """An open session of the server."""
+    """An open session of the server.
+
+    :cvar dialect: writes the server's SQL.
+    """
 
     dialect: SqlDialect
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.formats.types import MAX_PRECISION
 from airflow_kafka_spark.hooks.databases import describe_driver_message, require_address
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
-    SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
     ReadLimits,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
+"""The oldest release of each product that can be read."""
 _DENIED = (1142, 1143)
 """Errors of a user that may not read all columns of a table."""
 _NO_VIEW = 1347
@@ -131,7 +132,12 @@ def _compare(names: Sequence[str], literals: Sequence[str], strict: str, last: s
 
 @dataclass(frozen=True)
 class MySqlServer:
-    """The server that a connection of type ``mysql`` leads to, and how to log in."""
+    """The server that a connection of type ``mysql`` leads to, and how to log in.
+
+    :param connect_timeout: seconds to wait for the connection and for the server's greeting.
+    :param tls: the JDBC driver's ``sslMode``: ``disable``, ``trust``, ``verify-ca`` or ``verify-full``.
+    :param ca: the file of the certificate authority; empty for those of the system.
+    """
 
     conn_id: str
     host: str
@@ -145,6 +151,7 @@ class MySqlServer:
 
     @property
     def where(self) -> str:
+        """``host:port/database``, for messages."""
         return f"{self.host}:{self.port}/{self.database}"
 
     def connect(self) -> Connection:
@@ -203,6 +210,12 @@ SEND_SECONDS = 600
 
 @dataclass
 class MySqlSession(DatabaseSession):
+    """An open session of MariaDB or MySQL.
+
+    :param connection: the driver's connection, in autocommit mode.
+    :param server: the server, for messages.
+    """
+
     connection: Connection
     server: MySqlServer
     dialect = MySqlDialect()
@@ -665,7 +678,7 @@ def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
         select = "CAST({c} AS DECIMAL(20,0))" if spark.startswith("decimal") else "CAST({c} AS SIGNED)"
         return select, f"CAST({{c}} AS {spark})", ""
     if kind == "decimal":
-        return ("{c}" if metadata.precision <= SPARK_MAX_PRECISION else "CAST({c} AS CHAR)"), "{c}", ""
+        return ("{c}" if metadata.precision <= MAX_PRECISION else "CAST({c} AS CHAR)"), "{c}", ""
     if kind in ("float", "double"):
         # Without the addition, a float would be written with six digits.
         return "({c} + 0e0)", f"CAST({{c}} AS {kind})", ""

@@ -13,7 +13,7 @@ from airflow_kafka_spark.arguments import as_names
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import parse_name
-from airflow_kafka_spark.sources.base import find_lag_problems, find_seconds_problems
+from airflow_kafka_spark.sources.base import find_count_problems, find_lag_problems, find_seconds_problems
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.database import ReadLimits
@@ -173,10 +173,7 @@ class JdbcSourceOptions:
     def _find_number_problems(self) -> Iterator[Problem]:
         counts = {"split_records": self.split_records, "fetchsize": self.fetchsize}
         limits = {"max_records": self.max_records, "max_sessions": self.max_sessions}
-        for option, value in {**counts, **limits}.items():
-            if value is None and option in limits:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                yield Problem(f"source.{option}", f"it is {value!r}; expected a whole number of at least 1")
+        given = {**counts, **{option: limit for option, limit in limits.items() if limit is not None}}
+        yield from find_count_problems({option: (count, 1) for option, count in given.items()})
         yield from find_seconds_problems({"delay": self.delay, "writers_timeout": self.writers_timeout})
         yield from find_lag_problems(self.max_replica_lag)

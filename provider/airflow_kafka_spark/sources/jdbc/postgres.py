@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.formats.types import MAX_PRECISION
 from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     OLDEST_POSTGRES,
@@ -42,7 +43,6 @@ from airflow_kafka_spark.hooks.databases import (
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
     REFUSED_SQLSTATES,
-    SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
     ReadLimits,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 STREAMED_ROWS = 5_000
+"""Rows that the server sends at a time."""
 LOCK_CLASS = 0x616B73
 """The first number of the advisory locks that limit the sessions of tasks; the second one counts from 1."""
 OLDEST_ADBC = (1, 13)
@@ -165,6 +166,12 @@ def _compare(names: Sequence[str], operator: str, literals: Sequence[str]) -> st
 
 @dataclass
 class PostgresSession(DatabaseSession):
+    """An open session of PostgreSQL.
+
+    :param connection: the driver's connection, in autocommit mode.
+    :param server: the server, for messages.
+    """
+
     connection: psycopg.Connection
     server: PostgresServer
     dialect = PostgresDialect()
@@ -703,7 +710,7 @@ def _fits_decimal(modifier: int) -> bool:
     if modifier < 0:
         return False
     precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 2047) ^ 1024) - 1024
-    return precision <= SPARK_MAX_PRECISION and 0 <= scale <= precision
+    return precision <= MAX_PRECISION and 0 <= scale <= precision
 
 
 def _make_finite_check(name: str, expression: str, kind: str = "bigint") -> str:

@@ -50,13 +50,13 @@ AHEAD = timedelta(minutes=5)
 MAX_BYTES = 500_000
 """Maximum size of a window's splits as JSON, in bytes: with long text keys, a window has fewer splits."""
 
-
 HIDDEN_WRITERS = "a row that one of them commits after a row with a higher cursor would never be read"
+"""The consequence of a server that hides the transactions of its writers."""
 SHOW_WRITERS = (
     "Read with a connection to the server where they run. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer "
     "than the longest transaction and the lag of a replica together, no row is missed; with an incrementing column, such rows are"
 )
-"""The consequence of a server that hides the transactions of its writers, and the action."""
+"""The action against it."""
 
 
 # --- the relation -------------------------------------------------------------------------------------------------------
@@ -124,6 +124,7 @@ def list_split_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[
 class SplitOrder:
     """The split columns of a relation, and SQL conditions on them.
 
+    :param session: a session of the server, for its SQL.
     :param columns: the split columns.
     :param names: the quoted expressions that stand for them.
     """
@@ -143,6 +144,7 @@ class SplitOrder:
 
     @property
     def sql(self) -> str:
+        """The columns, as for ``ORDER BY``."""
         return ", ".join(self.names)
 
     @property
@@ -159,9 +161,17 @@ class SplitOrder:
         return " OR ".join(f"{name} IS NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable)
 
     def make_after_condition(self, values: Sequence[str]) -> str:
+        """Return the condition for rows after a row.
+
+        :param values: its :data:`SplitKey`.
+        """
         return self.session.dialect.make_after_condition(self.names, self._make_literals(values))
 
     def make_up_to_condition(self, values: Sequence[str]) -> str:
+        """Return the condition for a row and the rows before it.
+
+        :param values: its :data:`SplitKey`.
+        """
         return self.session.dialect.make_up_to_condition(self.names, self._make_literals(values))
 
     def _make_literals(self, values: Sequence[str]) -> list[str]:
@@ -296,19 +306,19 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             return pages.freeze_pages(options, session, relation, position)
         start = resolve_window_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
-        cursor = options.effective_mode != "bulk"
+        has_cursor = options.effective_mode != "bulk"
         if options.waits_for_writers and (hidden := session.find_hidden_writers(relation)):
             raise SourceRejected(relation.name, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
-        if cursor:
+        if has_cursor:
             _check_sequence(options, session, relation, start)
             _refuse_nulls(options, session, relation)
         now = session.read_clock() if options.effective_mode.startswith("timestamp") else None
         ahead = _find_rows_ahead(options, order, relation, now) if now is not None else None
         nulls = 0
-        if not cursor and start.after is None and order.make_null_condition():
+        if not has_cursor and start.after is None and order.make_null_condition():
             ((nulls,),) = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
         end = _find_end(options, order, relation, start, now)
-        if cursor:
+        if has_cursor:
             _refuse_last_value(options, order, relation, end)
             start = _check_identity(order, relation, start, found_rows=end is not None)
         else:
@@ -326,7 +336,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
                     relation.name, f"waiting {options.writers_timeout:g} s for {writers}", "it is still writing"
                 )
         frozen = _split_window(options, order, relation, start, end, nulls)
-        return replace(frozen, ahead=ahead) if cursor else _add_progress(options, session, relation, start, position, frozen)
+        return replace(frozen, ahead=ahead) if has_cursor else _add_progress(options, session, relation, start, position, frozen)
 
 
 def _add_progress(
@@ -533,7 +543,10 @@ def _split_window(
 
 @dataclass(frozen=True)
 class _RangeQueries:
-    """Queries for ranges of a window's rows."""
+    """Queries for ranges of a window's rows. A range begins behind its first bound, and includes its second one.
+
+    :param end: the last row of the window.
+    """
 
     order: SplitOrder
     relation: Relation
@@ -542,7 +555,7 @@ class _RangeQueries:
 
     @property
     def indexed(self) -> bool:
-        """Return True if an index gives the rows in this order without sorting."""
+        """True if an index gives the rows in this order without sorting."""
         columns = self.start.order
         return not self.relation.has_children and any(index[: len(columns)] == columns for index in self.relation.indexes)
 
@@ -575,10 +588,12 @@ class _RangeQueries:
             yield row, tuple(values)
 
     def count(self, after: SplitKey | None, upto: SplitKey) -> int:
+        """Return the number of rows of a range."""
         found: int = self.order.session.fetch_rows(f"SELECT count(*) FROM {self._make_range(after, upto)}")[0][0]
         return found
 
     def has_rows(self, after: SplitKey | None, upto: SplitKey) -> bool:
+        """Return True if a range has a row."""
         return bool(self.order.session.fetch_rows(f"SELECT 1 FROM {self._make_range(after, upto)} LIMIT 1"))
 
     def _make_range(self, after: SplitKey | None, upto: SplitKey) -> str:

@@ -88,28 +88,24 @@ class PostgresLogValidation:
         slot = SlotServer(self.server, self.options.slot)
         try:
             with slot.open_session("checking the server") as connection:
-                found = list(self._find_server_problems(connection))
-                if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
+                if found := list(_find_release_problems(connection)):
                     return found
+                found += self._find_server_problems(connection)
                 found += self._find_slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
                 if cause := next((where for where in _OF_TABLES if where in self.wrong), ""):
                     return [*found, *(Unchecked(where, cause) for where in _OF_TABLES[:2] if where not in self.wrong)]
                 found += self._find_publication_problems(connection)
-                return (
-                    found
-                    if any(p.where in ("source.publication", "source.tables") for p in found)
-                    else [*found, *self._find_missing_rights(connection)]
-                )
+                if not any(problem.where in ("source.publication", "source.tables") for problem in found):
+                    found += self._find_missing_rights(connection)
+                return found
         except KafkaSparkError as error:
             action = choose_action(error.found, "Correct the connection, or see to the server")
             problem = Problem.of("source.conn_id", error, action)
             return [problem, *(waiting for waiting in WAITING if waiting.where not in self.wrong)]
 
+    # --- the server ---
+
     def _find_server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
-        version = connection.info.server_version // 10_000
-        if version < OLDEST_POSTGRES:
-            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST_POSTGRES} or later")
-            return
         level = _read_setting(connection, "wal_level")
         if level != "logical":
             action = "Set `wal_level = logical` and restart the server"
@@ -121,7 +117,6 @@ class PostgresLogValidation:
             user = connection.info.user
             found = f"role `{user}` may not use replication slots"
             yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
-
         if self.options.max_replica_lag is not None and not _fetch_one(connection, SEES_LAG):
             user, found = connection.info.user, "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {user}")
@@ -244,10 +239,10 @@ class PostgresLogValidation:
     ) -> Iterator[Problem]:
         """Yield the columns of a key whose values may differ and have the same form: rows would replace each other in a copy."""
         for name, shown, base, modifier in connection.execute(_KEY_TYPES, [*table, list(key)]):
-            is_fine = 0 <= modifier <= 3
+            fits_millis = 0 <= modifier <= 3
             if base in _LOSSY:
                 why = _LOSSY[base]
-            elif base in (1083, 1114) and self.options.time_precision_mode == "connect" and not is_fine:
+            elif base in (1083, 1114) and self.options.time_precision_mode == "connect" and not fits_millis:
                 why = "`time_precision_mode` cuts it to milliseconds"
             elif base == 1700 and self.options.decimal_handling_mode == "double":
                 why = "`decimal_handling_mode` rounds it"
@@ -299,6 +294,12 @@ class PostgresLogValidation:
             return Problem("source.tables", f"{shown} is no table, and has no changes in the log", "Leave it out")
         action = f"ALTER PUBLICATION {self.options.publication} ADD TABLE {shown}"
         return Problem("source.tables", f"`{self.options.publication}` does not publish {shown}", action)
+
+
+def _find_release_problems(connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    version = connection.info.server_version // 10_000
+    if version < OLDEST_POSTGRES:
+        yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST_POSTGRES} or later")
 
 
 def _find_key_problems(

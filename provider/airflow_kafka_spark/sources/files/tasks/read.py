@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable, SparkReadRequired
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
+from airflow_kafka_spark.formats.types import MAX_PRECISION
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.files.partitions import PartitionColumns, PartitionValue
-from airflow_kafka_spark.sources.files.store import MOST_DIGITS, REPLACE_DAMAGED, ListedFile
+from airflow_kafka_spark.sources.files.store import REPLACE_DAMAGED, ListedFile
 from airflow_kafka_spark.sources.files.windows import FileSlice, FileSplit
 from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
@@ -81,7 +82,7 @@ def _find_kind(column: pq.ColumnSchema) -> Kind | None:
         return _PLAIN.get(physical)
     if logical == "INT":
         return "integer" if details["isSigned"] or details["bitWidth"] < 64 else None
-    if logical == "DECIMAL" and column.precision <= MOST_DIGITS:
+    if logical == "DECIMAL" and column.precision <= MAX_PRECISION:
         return "decimal" if column.scale <= 6 else "fine decimal"
     if logical == "TIMESTAMP" and details["timeUnit"] in ("milliseconds", "microseconds"):
         return "zoned" if details["isAdjustedToUTC"] else "local"
