@@ -477,7 +477,7 @@ _OF_SOURCES = (
     ),
     Mutant(
         name="source-position-holds-files-not-taken",
-        path="sources/files/windows.py",
+        path="sources/files/seen.py",
         old="for file in taken:",
         new="for file in (*taken, *listing.new):",
         breaks="A file counts as read only if a window has taken it.",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_kafka_spark.sources.files.seen import FORGET_ABOVE, KEEP_REMOVED, MAX_REMEMBERED, SeenFiles, TooManyFiles
 from airflow_kafka_spark.sources.files.store import ListedFile
-from airflow_kafka_spark.sources.files.windows import FORGET_ABOVE, KEEP_REMOVED, MAX_REMEMBERED, SeenFiles, TooManyFiles
 
 SECOND = 1_000_000
 

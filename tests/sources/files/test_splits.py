@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_kafka_spark.sources.files.splits import compute_open_cost, decode_split, encode_split, is_splittable, split_files
 from airflow_kafka_spark.sources.files.store import ListedFile
-from airflow_kafka_spark.sources.files.windows import compute_open_cost, decode_split, encode_split, is_splittable, split_files
 
 SECOND = 1_000_000
 SPLIT = 1024

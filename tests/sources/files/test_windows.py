@@ -20,6 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.files import seen
 from airflow_kafka_spark.sources.files import windows as files_windows
 from airflow_kafka_spark.sources.files.source import FilesSource
 from airflow_kafka_spark.sources.files.store import FileSelection, ObjectStore, open_store
@@ -83,8 +84,8 @@ def test_another_glob_finds_old_files_as_long_as_all_are_remembered(path):
 
 @pytest.mark.parametrize("other", [{"glob": "*.csv"}, {"recursive": False}], ids=["glob", "recursive"])
 def test_files_that_were_read_with_other_options_are_not_read_again_when_the_options_return(path, monkeypatch, other):
-    monkeypatch.setattr(files_windows, "KEEP_REMOVED", 2)
-    monkeypatch.setattr(files_windows, "DAYS_REMEMBERED", 0)
+    monkeypatch.setattr(seen, "KEEP_REMOVED", 2)
+    monkeypatch.setattr(seen, "DAYS_REMEMBERED", 0)
     options = {"glob": "*.txt", "recursive": True}
     old = time.time() - 86_400
     for name in ("sub/a.txt", "sub/b.txt", "sub/c.txt"):
@@ -163,7 +164,7 @@ def test_a_removed_file_is_no_trouble_for_later_windows_and_is_known_when_put_ba
 
 
 def test_a_subdirectory_that_is_not_mounted_for_a_while_is_not_read_again(path, monkeypatch):
-    monkeypatch.setattr(files_windows, "KEEP_REMOVED", 2)
+    monkeypatch.setattr(seen, "KEEP_REMOVED", 2)
     for name in ("a", "share/b", "share/c", "share/d"):
         put(path, name, mtime=1000)
     window = text(path, recursive=True).freeze(None)
@@ -194,9 +195,7 @@ def test_a_changed_file_fails_or_is_read_or_ignored(path, change):
 
 
 def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import windows
-
-    monkeypatch.setattr(windows, "FORGET_ABOVE", 5)
+    monkeypatch.setattr(seen, "FORGET_ABOVE", 5)
     for n in range(20):
         put(path, f"f{n:02}", mtime=1000 + n)
     window = text(path).freeze(None)
@@ -221,10 +220,8 @@ def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path,
 
 
 def test_more_files_than_can_be_remembered_are_refused_with_advice(path, monkeypatch):
-    from airflow_kafka_spark.sources.files import windows
-
-    monkeypatch.setattr(windows, "FORGET_ABOVE", 5)
-    monkeypatch.setattr(windows, "MAX_REMEMBERED", 8)
+    monkeypatch.setattr(seen, "FORGET_ABOVE", 5)
+    monkeypatch.setattr(seen, "MAX_REMEMBERED", 8)
     for n in range(9):
         put(path, f"f{n:02}")
     with pytest.raises(SourceRejected, match="9 files arrived within the allowed lateness of 21,600 s.*Lower `allowed_lateness`"):

@@ -21,17 +21,17 @@ from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, is_utf8, make_sp
 from airflow_kafka_spark.formats.types import MAX_PRECISION, DataType, Decimal, parse_ddl
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.partitions import NULL_PARTITION, PartitionColumns
-from airflow_kafka_spark.sources.files.store import REPLACE_DAMAGED, FileStore, ListedFile, LocalStore, join_names
-from airflow_kafka_spark.sources.files.windows import (
+from airflow_kafka_spark.sources.files.splits import (
     FileSplit,
     decode_split,
     escape_path,
     is_splittable,
     make_spark_settings,
-    require_partition_directories,
     sort_like_spark,
     split_files,
 )
+from airflow_kafka_spark.sources.files.store import REPLACE_DAMAGED, FileStore, ListedFile, LocalStore, join_names
+from airflow_kafka_spark.sources.files.windows import require_partition_directories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -17,6 +17,7 @@ from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, SplitReader
 from airflow_kafka_spark.sources.files.frames import explain_read_error, make_session_settings, read_frame, require_unchanged
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
+from airflow_kafka_spark.sources.files.splits import decode_split
 from airflow_kafka_spark.sources.files.store import (
     FileStore,
     ListedFile,
@@ -25,12 +26,7 @@ from airflow_kafka_spark.sources.files.store import (
     read_footers,
     translate_footer_errors,
 )
-from airflow_kafka_spark.sources.files.windows import (
-    WindowPlanner,
-    decode_split,
-    list_selected_files,
-    require_partition_directories,
-)
+from airflow_kafka_spark.sources.files.windows import WindowPlanner, list_selected_files, require_partition_directories
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:

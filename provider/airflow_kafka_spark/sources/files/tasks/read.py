@@ -23,8 +23,8 @@ from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
 from airflow_kafka_spark.formats.types import MAX_PRECISION
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.files.partitions import PartitionColumns, PartitionValue
+from airflow_kafka_spark.sources.files.splits import FileSlice, FileSplit
 from airflow_kafka_spark.sources.files.store import REPLACE_DAMAGED, ListedFile
-from airflow_kafka_spark.sources.files.windows import FileSlice, FileSplit
 from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
 BATCH_ROWS = 20_000
