@@ -224,7 +224,7 @@ def test_a_cache_that_cannot_be_written_is_left_out_and_old_plans_are_removed(pl
     with monkeypatch.context() as patch:
         patch.setattr(plan_cache, "find_cache_directory", lambda: Path("~nobody-of-that-name").expanduser())
         assert find(CHAIN) is None
-    monkeypatch.setattr(plan_cache, "_MOST", 3)
+    monkeypatch.setattr(plan_cache, "_MAX_FILES", 3)
     for number in range(5):
         file = PlanFile(plans / f"{number}.plan")
         file.keep(number)

@@ -57,6 +57,7 @@ class Builder:
         self._filters: list[int] = []
 
     def get_type_of(self, at: int) -> pa.DataType:
+        """Return the type of a node's values."""
         return self._nodes[at].type
 
     def find_constant(self, at: int) -> Any:
@@ -76,9 +77,11 @@ class Builder:
     # --- expressions ---
 
     def make_column(self, name: str, kind: pa.DataType) -> int:
+        """Return a column of the batches."""
         return self._add(Node(COLUMN, kind, (), name))
 
     def make_literal(self, value: object, kind: pa.DataType) -> int:
+        """Return a value that is equal in all rows."""
         return self._add(Node(LITERAL, kind, (), value))
 
     def make_unknown(self, what: str) -> int:
@@ -110,6 +113,7 @@ class Builder:
         return self._add(Node(FIELD, kind, (at,), number))
 
     def is_null(self, at: int) -> int:
+        """Return the condition that a node is null."""
         node = self._nodes[at]
         if node.kind == LITERAL:
             return self.make_literal(node.data is None, _BOOLEAN)
@@ -410,14 +414,19 @@ _DIGESTS = {0: "sha256", 224: "sha224", 256: "sha256", 384: "sha384", 512: "sha5
 
 @dataclass(frozen=True)
 class LevelColumn:
-    """A column of a level. Its node is made on first use."""
+    """A column of a level. Its node is made on first use.
+
+    :param name: its name.
+    :param make: makes its node.
+    """
 
     name: str
-    made: Callable[[], int]
+    make: Callable[[], int]
 
     @cached_property
     def node(self) -> int:
-        return self.made()
+        """The number of its node."""
+        return self.make()
 
 
 LevelColumns = Mapping[int, LevelColumn]
@@ -425,10 +434,12 @@ LevelColumns = Mapping[int, LevelColumn]
 
 
 def parse_number(column: Mapping[str, Any]) -> int:
+    """Return the number that the analyzer has given to a column."""
     return int(column["exprId"]["id"])
 
 
 def get_short_class_name(tree: Mapping[str, Any]) -> str:
+    """Return the name of an expression's or a level's class, without its package."""
     return str(tree["class"]).rpartition(".")[2]
 
 
@@ -450,6 +461,10 @@ class Expression:
         self._common: list[int] = []
 
     def translate(self) -> int:
+        """Return the node of the expression.
+
+        :raises Unknown: it, or a part of it, is not translated.
+        """
         return self._translate_node(0)
 
     def _list_children(self, at: int) -> list[int]:
@@ -848,7 +863,9 @@ class Expression:
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical."
 
 _DEEPEST = 250
+"""Maximum depth to which expressions are nested."""
 _LARGEST = 64_000_000
+"""Maximum number of characters of a plan as JSON."""
 
 
 def make_program(frame: DataFrame, schema: pa.Schema) -> Program:
@@ -934,6 +951,3 @@ def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, 
 
         return {key: LevelColumn(column.name, partial(make_kept, column)) for key, column in known.items()}
     raise Unknown(get_short_class_name(level))
-
-
-__all__ = ["Unknown", "make_program"]

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import KafkaSparkError
@@ -47,8 +47,8 @@ _PACKAGE = Path(__file__).parents[1]
 _SOURCES = ("formats", "jobs", "transforms")
 _DIGEST = hashlib.sha256
 _PLAIN = (bool, int, float, bytes, decimal.Decimal, datetime.date, datetime.datetime, datetime.timedelta)
-_MOST = 500
-"""Files that stay when a new one is written. The ones that were used last stay."""
+_MAX_FILES = 500
+"""Number of files that stay when a new one is written: those that were used last."""
 
 # Spark replaces these words when it parses `DATE 'today'`, and variables (`${env:HOME}`) in all SQL.
 _CHANGING = re.compile(r"\b(now|today|tomorrow|yesterday)\b|\$\{", re.IGNORECASE)
@@ -84,7 +84,7 @@ class PlanFile:
             log.debug("The plan of this chain is not kept: %s", reason)
             return None
 
-    def load(self) -> Any:
+    def load(self) -> object:
         """Return the plan; None if the file does not exist, is damaged, or belongs to another user."""
         try:
             with open(self.path, "rb") as file:
@@ -95,7 +95,7 @@ class PlanFile:
             size = _DIGEST().digest_size
             if _DIGEST(found[size:]).digest() != found[:size]:
                 return None
-            plan = pickle.loads(found[size:])
+            plan: object = pickle.loads(found[size:])
         except Exception:
             return None
         with contextlib.suppress(OSError):  # a cache that others fill
@@ -121,7 +121,7 @@ class PlanFile:
 
     def _remove_oldest(self) -> None:
         by_age = sorted((compute_age(file), file) for file in self.path.parent.iterdir())
-        for _, file in by_age[_MOST:]:
+        for _, file in by_age[_MAX_FILES:]:
             file.unlink(missing_ok=True)
 
 
@@ -176,6 +176,3 @@ def _list_parts(value: object) -> Iterable[object]:
     if is_dataclass(value) and kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return [(field.name, getattr(value, field.name)) for field in fields(value) if field.compare]
     raise _Undescribed(f"{kind.__module__}.{kind.__qualname__} is not described by its text")
-
-
-__all__ = ["PlanFile"]

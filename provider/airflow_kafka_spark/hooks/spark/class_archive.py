@@ -36,7 +36,7 @@ from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, find_java
 
 log = logging.getLogger(__name__)
 
-# Newer releases of Java rename the log messages that `java_options` switches off.
+# Newer releases of Java rename the log messages that `list_java_options` switches off.
 _JAVA_RELEASES = range(17, 24)
 # Environment variables from which Spark's scripts build the class path of the JVM.
 _CLASS_PATH_VARIABLES = (
@@ -48,17 +48,24 @@ _CLASS_PATH_VARIABLES = (
     "YARN_CONF_DIR",
 )
 JAVA_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+"""Environment variables with options of Java."""
+
 _TRAINING = "from_json('{\"n\": 1}', 'n int').n AS n"
 _TRAINED = "SQL and an RDD"
+"""The expression of the job during which an archive's classes are loaded, and a text that changes with the other jobs."""
 _MAKING_SECONDS = 600.0
+"""Maximum seconds to wait until a JVM has written its archive."""
 _UNUSED_SECONDS = 60 * 24 * 3600.0
-_MAX_ARCHIVES = 6
 _RECENT_SECONDS = 24 * 3600.0
+_MAX_ARCHIVES = 6
+"""See :func:`_remove_unused`."""
 _TRY_AGAIN_SECONDS = 7 * 24 * 3600.0
+"""Seconds after which an archive that could not be made is tried again."""
 _MEMORY_NEEDED = 2 << 30
 _DISK_NEEDED = 300 << 20
-_FAILED = ".failed"
-_SIZE = ".size"
+"""Bytes of memory and disk that have to be free."""
+_FAILED, _SIZE = ".failed", ".size"
+"""Suffixes of the files beside an archive: the reason why it could not be made, and its length."""
 
 
 def make_archive_path(software: str, java: Path, jars: Iterable[Path], *facts: str) -> Path:
@@ -351,6 +358,10 @@ def _lower_priority() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the archive of this environment, and return the exit code.
+
+    :param arguments: of the command line; default: those of this process.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description="Make the archive of Spark's classes.")
     parser.add_argument("--extra-class-path", default="", help="Spark's setting spark.driver.extraClassPath")
     parser.add_argument("--idle", action="store_true", help="run at the lowest priority; do not wait for another maker")

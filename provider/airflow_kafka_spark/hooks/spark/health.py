@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REACH_SECONDS = 5.0
+"""Seconds to wait for a connection to a master."""
+
 PROBE_SECONDS = 90.0
+"""Seconds to wait for the job of a connection test."""
 
 _REAPED_SECONDS = 2.0
 """Maximum seconds to wait for the exit code of a JVM that does not answer."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -19,6 +21,7 @@ from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
+import airflow_kafka_spark
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.connections import format_setting, look_up
 from airflow_kafka_spark.hooks.spark import python_daemon
@@ -78,6 +81,7 @@ _QUICK_START = (
 and compiling it took a third of the CPU time of the start. Code that works on records reaches the thresholds within a second."""
 
 SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
+"""Pattern of the names of settings whose values Spark does not show."""
 
 
 class SparkHook(BaseHook):
@@ -120,7 +124,10 @@ class SparkHook(BaseHook):
 
     @cached_property
     def connection(self) -> Connection:
-        """:raises ConnectionInvalid: it is not defined or of another type."""
+        """The Airflow connection.
+
+        :raises ConnectionInvalid: it is not defined or of another type.
+        """
         return look_up(
             self.spark_conn_id,
             "spark",
@@ -754,12 +761,6 @@ def _send_package(context: SparkContext) -> Iterator[None]:
 
     Executors fetch the file from this process, also those that join later. It is removed when the block ends.
     """
-    import shutil
-    import tempfile
-    from pathlib import Path
-
-    import airflow_kafka_spark
-
     package = Path(airflow_kafka_spark.__file__).parent
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-", ignore_cleanup_errors=True) as directory:
         target = Path(directory) / "airflow_kafka_spark"

@@ -90,7 +90,7 @@ class Package:
 
     @property
     def is_there(self) -> bool:
-        """Return True if it can be imported in this process."""
+        """True if it can be imported in this process."""
         try:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:

@@ -48,6 +48,7 @@ MAX_PROCESSES = 4
 """Maximum number of warm processes of one user on a host."""
 
 START_SECONDS = 300.0
+"""Maximum seconds for the start of a warm process, and for its answer."""
 _MEMORY_NEEDED = 1 << 30
 _POLL_SECONDS = 1.0
 
@@ -79,7 +80,7 @@ class WarmConnection:
 
     @property
     def is_alive(self) -> bool:
-        """Return True while the warm process keeps the connection open."""
+        """True while the warm process keeps the connection open."""
         # The warm process sends nothing without a request, so a readable connection is a closed one.
         return not is_readable(self.connection)
 

@@ -32,8 +32,10 @@ from airflow_kafka_spark.hooks.spark.jars import find_java, find_pyspark_jars, l
 _JAVA = "spark.driver.extraJavaOptions"
 
 _LOG_SECONDS = 7 * 24 * 3600.0
+"""Seconds for which the log of a process is kept."""
 
 LONGEST_SECONDS = 24 * 3600.0
+"""Largest value of ``keep_alive``."""
 
 STOPPED_SECONDS = 15.0
 """A warm process or JVM that does not answer is killed after this time if it was stopped (SIGSTOP)."""

@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,29 +54,38 @@ SILENCE_SECONDS = 60.0
 """A JVM that does not answer for this time is killed, one that was stopped after :data:`STOPPED_SECONDS`. Its jobs fail, and the
 next task starts another process."""
 
-GROUP = "spark.jobGroup.id"
-TAGS = "spark.job.tags"
+GROUP, TAGS = "spark.jobGroup.id", "spark.job.tags"
+"""Properties of a job: its group, and its tags."""
 
 _POLL_SECONDS = 1.0
+"""Seconds between two looks at the socket and the JVM."""
 _JOBS_SECONDS = 0.05
+"""Seconds between two looks at jobs that are cancelled."""
 _END_SECONDS = 10.0
+"""Seconds that a JVM may take to exit."""
 
 
 @dataclass
 class Client:
-    """A connected task."""
+    """A connected task.
+
+    :param number: its number among the tasks that have connected.
+    :param connection: the connection to it.
+    :param is_gone: True once its jobs have ended and its gateway is closed.
+    """
 
     number: int
     connection: socket.socket
-    is_gone: bool = field(default=False)
+    is_gone: bool = False
 
     @property
     def tag(self) -> str:
+        """The tag of all jobs that it starts."""
         return f"airflow-kafka-spark-task-{self.number}"
 
     @property
     def has_left(self) -> bool:
-        """Return True if the task has closed its end of the connection."""
+        """True if the task has closed its end of the connection."""
         try:
             return is_readable(self.connection) and self.connection.recv(1, socket.MSG_PEEK) == b""
         except (OSError, ValueError):
