@@ -80,9 +80,24 @@ MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
 # --- records on the way to a sink ------------------------------------------------------------
 
 
+class Plan:
+    """A change of records, as Spark's analyzer resolves it before anything is read.
+
+    :ivar program: the change as an Arrow program; None if Spark has to compute it.
+    """
+
+    program: Program | None
+
+    def make_program_for(self, read: ReadTask) -> Program | None:
+        """Return the program for a task that also reads, without the original parts of records that the task does not carry; None
+        if Spark computes the change."""
+        missing = set(ORIGINAL.values()).difference(read.schema.names)
+        return self.program and self.program.drop_outputs(missing)
+
+
 @dataclass(frozen=True)
-class ChainPlan:
-    """The plan of a chain of transforms, as Spark's analyzer resolves it before anything is read.
+class ChainPlan(Plan):
+    """The plan of a chain of transforms.
 
     :param schema: the rows' columns.
     :param program: the chain as an Arrow program, which also passes on the carried columns; None if Spark has to compute it.
@@ -92,12 +107,6 @@ class ChainPlan:
     schema: pa.Schema
     program: Program | None = None
     unknown: str = ""
-
-    def make_program_for(self, read: ReadTask) -> Program | None:
-        """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
-        chain."""
-        missing = set(ORIGINAL.values()).difference(read.schema.names)
-        return self.program and self.program.drop_outputs(missing)
 
 
 @dataclass(frozen=True)
@@ -124,10 +133,10 @@ class SinkChain:
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """Return the topics that transforms send records to instead of the sink."""
+        """The topics that transforms send records to instead of the sink."""
         return tuple(dict.fromkeys(t.routes_to for t in self.transforms if t.routes_to))
 
-    def read_task(self, splits: Sequence[Split], reading: Reading) -> ReadTask:
+    def make_read_task(self, splits: Sequence[Split], reading: Reading) -> ReadTask:
         """Return the task that reads splits.
 
         :param splits: the splits.
@@ -236,7 +245,7 @@ class SinkChain:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """Return everything that the plan depends on besides the columns that are read."""
+        """Everything that the plan depends on besides the columns that are read."""
         return self.value, self.key, self.transforms, self.metadata, self.null_values
 
     def _find_plan(self, spark: SparkHook) -> ChainPlan:
@@ -304,17 +313,17 @@ class TopicChain:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """Return everything that the plan depends on besides the columns that are read."""
+        """Everything that the plan depends on besides the columns that are read."""
         return (*self.chain.definition, self.value, self.key, self.timestamps, self.headers, self.partitions)
 
     @property
     def written_formats(self) -> Mapping[str, Format | None]:
-        """Return the formats that are given for the parts of records that the transforms may change."""
+        """The formats that are given for the parts of records that the transforms may change."""
         return {"value": self.value, "key": self.key}
 
-    def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
+    def make_read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""
-        return self.chain.read_task(splits, reading)
+        return self.chain.make_read_task(splits, reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
@@ -500,7 +509,7 @@ class SourceChain:
 
     @property
     def _is_bare(self) -> bool:
-        """Return True if the key's format writes the value of a single key column, not a struct of one field."""
+        """True if the key's format writes the value of a single key column, not a struct of one field."""
         return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
 
     def _make_headers_column(self) -> Column:

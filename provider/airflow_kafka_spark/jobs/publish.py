@@ -31,7 +31,7 @@ from airflow_kafka_spark.formats.base import (
     as_struct,
     make_spark_column,
 )
-from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
+from airflow_kafka_spark.jobs.chain import SETTINGS, Plan, use_sql_settings
 from airflow_kafka_spark.jobs.watch import Watch, collect, name_split, run_per_split
 from airflow_kafka_spark.jobs.write import ReadWith
 from airflow_kafka_spark.sinks.kafka.sink import EncodedBySpark
@@ -123,7 +123,7 @@ class PublishJob(ABC):
     @property
     @abstractmethod
     def split_count(self) -> int:
-        """Return the number of splits that are left."""
+        """The number of splits that are left."""
 
     @abstractmethod
     def _name_task(self, number: int) -> str:
@@ -191,7 +191,7 @@ class TopicJob(PublishJob):
         from airflow_kafka_spark.jobs.tasks.publish import KafkaSplits, PublishTask
 
         reading = self._make_reading(publisher)
-        read, unknown = self.change.read_task(self.left, reading), plan.unknown
+        read, unknown = self.change.make_read_task(self.left, reading), plan.unknown
         try:
             if (program := plan.make_program_for(read)) is not None:
                 sorting = self._make_sorting(plan.records, plan.formats, reading)
@@ -212,7 +212,7 @@ class TopicJob(PublishJob):
             if (made := self._make_changing_task(publisher, plan)) is not None:
                 return run_per_split(session, made, self.split_count)
         reading = self._make_reading(publisher)
-        read = self.change.read_task(self.left, reading)
+        read = self.change.make_read_task(self.left, reading)
         # One row for each task: the number of its split.
         numbers = session.range(0, self.split_count, 1, self.split_count)
         records = numbers.mapInArrow(read, from_arrow_schema(read.schema))
@@ -239,8 +239,8 @@ class TopicJob(PublishJob):
 
 
 @dataclass(frozen=True)
-class TopicPlan:
-    """The plan of a change of records, as Spark's analyzer resolves it before anything is read.
+class TopicPlan(Plan):
+    """The plan of a change of records that are published.
 
     :param records: the columns of the records that are published. Keys and values that change are structs.
     :param formats: the formats of the parts that change.
@@ -252,11 +252,6 @@ class TopicPlan:
     formats: Mapping[str, Format | None]
     program: Program | None = None
     unknown: str = ""
-
-    def make_program_for(self, read: ReadTask) -> Program | None:
-        """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
-        change."""
-        return self.program and self.program.drop_outputs(set(ORIGINAL.values()).difference(read.schema.names))
 
     def remove_schemas(self) -> TopicPlan:
         """Return the plan with formats that have loaded no schemas."""
@@ -344,7 +339,7 @@ def _make_whole_read_task(change: SqlProjection | TopicChain) -> ReadTask:
     from airflow_kafka_spark.jobs.tasks.account import Tolerance
     from airflow_kafka_spark.jobs.tasks.read import Reading
 
-    return change.read_task((), Reading(tolerance=Tolerance()))
+    return change.make_read_task((), Reading(tolerance=Tolerance()))
 
 
 def _refuse_unwritable(records: StructType, formats: Mapping[str, Format | None]) -> None:
@@ -390,22 +385,22 @@ class SqlProjection:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """Return everything that the plan depends on besides the columns that are read."""
+        """Everything that the plan depends on besides the columns that are read."""
         return self.filter, self.columns, self.value, self.key, self.key_format
 
     @property
     def written_formats(self) -> Mapping[str, Format | None]:
-        """Return the formats of the new value and the new key."""
+        """The formats of the new value and the new key."""
         return {"value": self.value, "key": self.key_format}
 
     @property
     def is_identity(self) -> bool:
-        """Return True if all records stay unchanged, so that no SQL runs."""
+        """True if all records stay unchanged, so that no SQL runs."""
         return self.filter is None and self.columns is None and not self.key
 
     @property
     def may_refuse(self) -> bool:
-        """Return True if a new key or value may not fit its format."""
+        """True if a new key or value may not fit its format."""
         value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
         return any(format is not None and format.encodes_in_tasks for format in (value, key))
 
@@ -419,10 +414,10 @@ class SqlProjection:
         # Records turn out to be bad when they are decoded, so counting them needs no SQL.
         if not (self.is_identity or (publisher is None and not self.may_refuse)):
             return None
-        read = self.read_task(splits, reading)
+        read = self.make_read_task(splits, reading)
         return PublishTask(publisher, read.splits, Sorting(tolerance=reading.tolerance), KafkaSplits(read))
 
-    def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
+    def make_read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""
         from airflow_kafka_spark.jobs.tasks.read import ReadTask
 

@@ -102,7 +102,7 @@ class RowJob(SinkJob):
 
     @property
     def reads_with_spark(self) -> bool:
-        """Return True if Spark's Kafka source reads. This is decided only here."""
+        """True if Spark's Kafka source reads. This is decided only here."""
         return self.read_with == "spark"
 
     def _name_task(self, number: int) -> str:
@@ -191,7 +191,7 @@ class ChainJob(SinkJob):
         """
         from airflow_kafka_spark.jobs.tasks.write import WriteTask
 
-        read = self.chain.read_task(self.splits, self.reading)
+        read = self.chain.make_read_task(self.splits, self.reading)
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.reading.tolerance, others=self.others)
         plan = self.chain.plan(self.spark)
         program = plan.make_program_for(read)

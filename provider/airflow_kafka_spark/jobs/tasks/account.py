@@ -54,12 +54,12 @@ class SplitAccount:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the split has a bad record that is not tolerated, so that the rest of the split is only counted."""
+        """True if the split has a bad record that is not tolerated, so that the rest of the split is only counted."""
         return self._known.rejected > 0 and self.tolerance is None
 
     @property
     def is_undecided(self) -> bool:
-        """Return True if the split holds records that the driver still has to send elsewhere."""
+        """True if the split holds records that the driver still has to send elsewhere."""
         return self._known.rejected > 0 or self._known.routed > 0
 
     @property

@@ -9,7 +9,7 @@ Runs in Spark's tasks, and on the driver to look up the schema. Imports neither 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_kafka_spark.formats.base import OFFSET, ORIGINAL, TOMBSTONE, NullValues, get_metadata_type
@@ -46,15 +46,15 @@ class Layout(Protocol):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Return the schema of the rows."""
+        """The schema of the rows."""
 
     @property
     def wants_headers(self) -> bool:
-        """Return True if the headers of records are needed."""
+        """True if the headers of records are needed."""
 
     @property
     def wants_keys(self) -> bool:
-        """Return True if the keys of records are needed."""
+        """True if the keys of records are needed."""
 
     def decode(self, records: KafkaRecords) -> DecodedRecords:
         """Return a batch of records as rows in :attr:`row_schema`."""
@@ -106,7 +106,7 @@ class RowLayout:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Return :attr:`schema`, all columns nullable, with the offset and the flag of tombstones."""
+        """:attr:`schema`, all columns nullable, with the offset and the flag of tombstones."""
         import pyarrow as pa
 
         carried = [] if OFFSET in self.schema.names else [pa.field(OFFSET, pa.int64())]
@@ -165,11 +165,11 @@ class RecordLayout:
     key: Decoder | None
     key_schema: pa.Schema | None
     originals: tuple[str, ...] = ()
-    wanted: frozenset[str] | None = field(default=None)
+    wanted: frozenset[str] | None = None
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Return the schema of a record frame, with the columns that are carried along."""
+        """The schema of a record frame, with the columns that are carried along."""
         import pyarrow as pa
 
         keys = pa.binary() if self.key_schema is None else _make_struct_type(self.key_schema)

@@ -41,6 +41,7 @@ RECORD = ("key", "value", "topic", "timestamp", "headers", "partition")
 _COPIED = {KEY: "key", VALUE: "value", TIMESTAMP: "timestamp", HEADERS: "headers", PARTITION: "partition"}
 
 RESERVED = "the ledger, the dead letter topic, or one that a Filter sends records to"
+"""The reserved topics of :class:`TopicRules`, for messages."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Sorting:
 
     @property
     def is_of_source(self) -> bool:
-        """Return True if the rows are those of a source, not Kafka records."""
+        """True if the rows are those of a source, not Kafka records."""
         return isinstance(self.origin, RowOrigin)
 
 
@@ -113,6 +114,7 @@ class Sorting:
 class SortedRecords(RecordBatches):
     """The records of a split that are sent: its good rows, and those that a filter sends elsewhere.
 
+    :param index: the split's index.
     :param topic_partition: the topic and partition of the split; for a source an empty topic and the split's index.
     :param sorting: sorts and encodes the rows.
     """
@@ -274,9 +276,11 @@ class PublishTask(CheckedOnExecutors):
             batches = iter(self.source.read(at, index))
         else:
             batches = from_spark
-        incoming = RecordBatches(batches, from_spark is not None)
-        if self.sorting is not None:
-            incoming = SortedRecords(
+        incoming = (
+            RecordBatches(batches, from_spark is not None)
+            if self.sorting is None
+            else SortedRecords(
                 batches, from_spark is not None, index=index, topic_partition=topic_partition, sorting=self.sorting
             )
+        )
         return publish_split(self.publisher, index, incoming)

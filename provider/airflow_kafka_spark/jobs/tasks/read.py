@@ -80,7 +80,7 @@ class ReadTask(CheckedOnExecutors):
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the schema of the batches: the layout's columns and :data:`END`."""
+        """The schema of the batches: the layout's columns and :data:`END`."""
         return self.layout.row_schema.append(pa.field(END, pa.string()))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -44,6 +44,8 @@ class Subscription:
 
     @classmethod
     def of(cls, topics: str | Sequence[str] | None, pattern: str | None) -> Subscription:
+        """Return the subscription of an operator's arguments ``topics``, which may be a text separated by commas, and
+        ``topics_pattern``. It may be invalid."""
         given: list[object] = (
             [topics] if isinstance(topics, str) or not isinstance(topics or (), Iterable) else list(topics or ())
         )

@@ -24,10 +24,12 @@ from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
 BATCH_BYTES = 32 << 20
+"""Maximum number of records that are decoded together, and approximate size in bytes of their values and keys."""
 CONSUMED_RECORDS = 2_000
 """Number of records that are taken from the client at once. Their parts are read while they are in the processor's cache. With
 20,000 at once, the reader took a tenth more time."""
 POLL_SECONDS = 0.05
+"""Seconds to wait for records at a time."""
 SILENT_SECONDS = 3.0
 """Seconds without a record or an event after which a reader asks whether the user may still see the topic, and those to the next
 such request."""
@@ -115,11 +117,12 @@ class KafkaSplitReader:
     :param skip_lost: True to skip records that were deleted or cut off meanwhile, and to record them in ``gaps``; False to raise
         an error.
     :param with_headers: True if headers are wanted.
+    :param patience: seconds without any progress after which reading fails.
     :param with_keys: True if keys are wanted.
     :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.get_originals`.
-    :param patience: seconds without any progress after which reading fails.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     :param remedy: the action of the error if records are lost, for a window that is replayed; "" for other windows.
+    :param gaps: the offsets that were skipped so far.
     """
 
     config: Mapping[str, Any] = field(repr=False)
