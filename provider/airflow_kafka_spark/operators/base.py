@@ -83,7 +83,8 @@ if TYPE_CHECKING:
 class Cancellable(Protocol):
     """A running Spark job that can be cancelled."""
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Make the job fail."""
 
 
 J = TypeVar("J", bound=Cancellable)
@@ -94,7 +95,10 @@ PLAN_TRIES = 5
 
 
 class Stopwatch:
-    """The seconds that each step of a window's life takes."""
+    """Measures the seconds that each step of a window's life takes.
+
+    :ivar timings: the seconds of the steps so far, by their names.
+    """
 
     def __init__(self) -> None:
         self.timings: dict[str, float] = {}
@@ -102,6 +106,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
+        """Add the time that is spent in this context to a step."""
         begun = time.monotonic()
         try:
             yield
@@ -109,6 +114,7 @@ class Stopwatch:
             self.timings[name] = self.timings.get(name, 0.0) + time.monotonic() - begun
 
     def stop(self) -> dict[str, float]:
+        """Return the seconds of the steps, and the ``total`` since the watch was made."""
         return {**self.timings, "total": time.monotonic() - self._begun}
 
 
@@ -134,6 +140,10 @@ class WindowOperator(ChecksArguments, VisibleOperator):
     ledger_topic = option[str]("ledger_options")
     spark_conn_id = option[str]("spark_options", "conn_id")
     errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
+
+    rendered_parts: ClassVar[Sequence[str]] = ("sink",)
+    typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
+    """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
 
     def __init__(
         self,
@@ -322,9 +332,6 @@ class WindowOperator(ChecksArguments, VisibleOperator):
         for name, part in made.items():
             setattr(sound, name, part)
         return sound, problems
-
-    typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
-    """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
 
     def _find_template_problems(self) -> list[Problem]:
         """Return the problems of templates in arguments, and in parts of the operator, that are not rendered."""
@@ -645,6 +652,7 @@ class WindowOperator(ChecksArguments, VisibleOperator):
 
     @cached_property
     def kafka(self) -> KafkaHook:
+        """The cluster of ``kafka_conn_id``."""
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
         return KafkaHook(self.kafka_conn_id, reading_group=self.own_group)
@@ -656,6 +664,7 @@ class WindowOperator(ChecksArguments, VisibleOperator):
 
     @cached_property
     def spark(self) -> SparkHook:
+        """The Spark of ``spark_conn_id``. It is not started."""
         from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
         return SparkHook(
@@ -714,6 +723,7 @@ class WindowOperator(ChecksArguments, VisibleOperator):
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
 
     def find_pipeline_problems(self, run: Run) -> list[Problem]:
+        """Return the problems of the pipeline's name and of the options of its ledger."""
         name, problems = self.get_pipeline_name(run), self.ledger_options.find_problems()
         if run.map_index >= 0 and not self.pipeline:
             what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
@@ -728,14 +738,13 @@ class WindowOperator(ChecksArguments, VisibleOperator):
         return problems
 
     def render_parts(self, context: Context, jinja_env: Environment) -> list[Problem]:
+        """Render the templates of the sink and of other parts, and return the problems of those that render to ``None``."""
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         return super().render_parts(context, jinja_env)
 
-    rendered_parts: ClassVar[Sequence[str]] = ("sink",)
-
     @property
     def sinks(self) -> tuple[Sink | KafkaSink, ...]:
-        """Return the sinks of the window, the operator's own sink first."""
+        """The sinks of the window, the operator's own sink first."""
         return (self.sink,)
 
 

@@ -48,6 +48,7 @@ class Run:
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> Run:
+        """Return the run of a task's context."""
         ti, dag_run = context["ti"], context.get("dag_run")
         interval = (getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None))
         number, allowed = (getattr(ti, name, None) or 0 for name in ("try_number", "max_tries"))
@@ -57,6 +58,7 @@ class Run:
 
     @property
     def id(self) -> str:
+        """``<dag_id>/<run_id>/<task_id>``, with ``/<map_index>`` behind it for a mapped task."""
         mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
         return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
 

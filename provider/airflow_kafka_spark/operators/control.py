@@ -29,7 +29,9 @@ ControlAction = Literal[
     "show", "plan", "reset", "windows", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend"
 ]
 ACTIONS = get_args(ControlAction)
+"""The values of ``action``. Each has a method ``_perform_<action>``."""
 CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend")
+"""The actions that write to the ledger, and need a reason."""
 
 
 class PipelineOffsetsOperator(ChecksArguments, BaseOperator):

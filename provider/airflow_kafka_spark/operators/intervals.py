@@ -67,9 +67,13 @@ def make_interval_problem(run: Run) -> Problem:
 class IntervalPlan:
     """Plans the window of an interval.
 
+    :param kafka: the cluster.
+    :param topics: the topics that are read.
+    :param group_id: the group whose offsets follow the intervals.
     :param last_applied: returns the last window of a ledger name in the sink's record; None without one.
+    :param data_loss: the treatment of records that were deleted before they were read.
     :param grace: seconds to wait after an instant for a later record.
-    :param first: beginning of the schedule.
+    :param first: beginning of the schedule; None if it has none.
     :param pause: waits for a number of seconds.
     """
 

@@ -64,6 +64,7 @@ MAX_RECORDS = 10_000_000
 """The default of a window's offsets. A partition's share of them is one transaction, which has to end within its timeout."""
 
 OWN_COLUMNS = "__kafka_"
+"""The beginning of the names of the columns that carry a record past SQL."""
 
 
 class KafkaToKafkaOperator(FromKafkaOperator):
@@ -278,7 +279,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _sql(self) -> tuple[str, ...]:
-        """Return the arguments with SQL, which only Spark can check."""
+        """The arguments with SQL, which only Spark can check."""
         return tuple(name for name, text in (("filter", self.filter), ("columns", self.columns)) if text is not None)
 
     def _find_fitting_problems(self, *, sql_alone: bool = False) -> list[Problem]:

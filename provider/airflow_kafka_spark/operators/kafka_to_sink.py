@@ -523,7 +523,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
                 window=window,
                 splits=splits,
                 reading=reading,
-                chain=self._chain(self._transforms, self.null_values),
+                chain=self._make_chain(self._transforms, self.null_values),
                 schema=shape.schema,
                 others=others,
             )
@@ -581,10 +581,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def _find_schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
         """Return the columns of the result of transforms."""
-        return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.make_layout().schema
+        if not self.transforms:
+            return self.make_layout().schema
+        return self._make_chain(transforms, null_values).plan(self.spark).schema
 
-    def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
-        """Return the plan of some transforms. Equal transforms are planned once, because Spark takes time to analyze them."""
+    def _make_chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
+        """Return the chain of some transforms: for equal ones the same, which Spark analyzes once."""
         from airflow_kafka_spark.jobs.chain import SinkChain
 
         made = SinkChain(*self.formats, transforms, self.record_options.metadata, null_values)
@@ -641,6 +643,8 @@ class SinkMove:
     :meth:`run` takes the steps in their order. No reader of a sink sees anything of the window before the sinks commit.
 
     :param operator: makes the Spark jobs and checks their results.
+    :param window: the window.
+    :param ledger: the pipeline's ledger, in which this attempt has claimed the window.
     :param splits: the splits of the window, one for each Spark task.
     :param shape: the rows of the operator's own sink.
     :param letters: the dead letter topic; None without one.

@@ -267,10 +267,12 @@ class WindowOptions:
 
     @property
     def by_interval(self) -> bool:
+        """True if a window has the records of the DAG run's data interval."""
         return self.window == "interval"
 
     @property
     def grace_seconds(self) -> float:
+        """``grace`` in seconds."""
         return self.grace if isinstance(self.grace, (int, float)) else self.grace.total_seconds()
 
     def find_problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.jobs.publish import PublishJob
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
 
 log = logging.getLogger(__name__)

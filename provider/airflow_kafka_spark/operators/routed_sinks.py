@@ -51,9 +51,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.report import Report
 
 SHOWN = 5
+"""Maximum number of refused records that an error names."""
 
 RoutedOffsets = Mapping[TopicPartition, Set[int]]
+"""The offsets of records that were sent elsewhere, by partition."""
 CompactedTopics = Callable[[Set[str]], Set[str]]
+"""Returns the compacted ones of some topics."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,12 @@ def _find_destination(sink: Sink) -> Endpoint | None:
 class RoutedPart:
     """The part of a window that a routed sink takes.
 
+    :param routed: the filter and its sink.
     :param pipeline: the operator's pipeline.
+    :param window: the sink's window.
+    :param splits: its splits.
+    :param shape: its rows.
+    :param writer: writes them.
     :param applied: the sink's own record of the window, if it has committed it already.
     :param known: the count and digest that an earlier attempt has recorded for this part; None without one.
     :param taken: the offsets of the records for this sink, including those that it refuses.
@@ -231,10 +239,12 @@ class RoutedPart:
 
     @property
     def uri(self) -> str:
+        """The sink's URI."""
         return self.routed.sink.uri
 
     @property
     def count(self) -> int:
+        """The number of records for this sink."""
         return sum(map(len, self.taken.values()))
 
     def keep(self, results: list[SplitResult]) -> None:
@@ -304,7 +314,7 @@ class RoutedPart:
 
     @property
     def _giving_up(self) -> str:
-        """Return the action for a window that no attempt can finish."""
+        """The action for a window that no attempt can finish."""
         if self.window.interval:
             return "No other interval waits for this one"
         command = format_command("skip", self.pipeline, "--not-running", "--why", "...")

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.operators.binding import Run
     from airflow_kafka_spark.windows.model import Window
 
+log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"secret|password|passphrase|token|jaas|credential|access[._]?key|keystore[._]key|dsn", re.IGNORECASE)
 """Names of settings whose values are not shown."""
 HIDDEN = "***"
+"""Stands for a value that is not shown."""
 MAX_TEXT = 20_000
 """Largest text that is stored, in characters; a longer one is replaced by its length."""
 CONNECTION = re.compile(r"(^|_)conn_id$|^registry$")
@@ -155,9 +157,6 @@ def _find_connections(value: object, path: str = "") -> Iterator[tuple[str, str]
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from _find_connections(item, f"{path}[{number}]")
-
-
-log = logging.getLogger(__name__)
 
 
 class VisibleOperator(BaseOperator):
