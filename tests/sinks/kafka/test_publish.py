@@ -278,6 +278,20 @@ def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_no
     assert records(kafka, strict) == []
 
 
+def test_a_refused_record_ends_the_split_at_once_although_others_wait_behind_it(kafka, hook, publisher, unique, way):
+    """Only the first and the last record of a partition are watched."""
+    strict = unique("strict")
+    kafka.create_topic(strict, 1, config={"max.message.bytes": "2000"})
+    values = [b"small"] * 50 + [os.urandom(5000)] + [b"small"] * 50
+    publisher = replace(publisher, topic=strict, partitions={strict: 1}, transaction_timeout=30)
+    publisher = replace(publisher, config=limit_batches(publisher.config, hook, strict))
+    said = f"sending rows to topic `{strict}`.*max.message.bytes.*row 51 is the largest"
+    with pytest.raises(KafkaRefused, match=said):
+        publisher.publish(0, RecordBatches(iter([batch(101, value=pa.array(values, pa.binary()))])))
+    settled(strict)
+    assert records(kafka, strict) == []
+
+
 def test_topics_take_what_their_limits_allow_however_large_batches_and_the_marker_are(kafka, hook, publisher, unique):
     small, large = unique("small"), unique("large")
     kafka.create_topic(small, 60, config={"max.message.bytes": "2000"})

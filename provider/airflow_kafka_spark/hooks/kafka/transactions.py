@@ -227,17 +227,20 @@ def find_abort_cause(producer: Producer, error: KafkaError) -> KafkaError:
 
     When a record is refused, the client drops all that wait, may report them first, and accepts no more.
     """
+    return (error.name() in FOLLOWING and find_transaction_error(producer)) or error
+
+
+def find_transaction_error(producer: Producer) -> KafkaError | None:
+    """Return the error for which a producer's open transaction has to be aborted; None if it has none."""
     from confluent_kafka import KafkaException
 
-    if error.name() not in FOLLOWING:
-        return error
     try:
         # Within a transaction this always fails. After a refusal it raises the error of that.
         producer.begin_transaction()
     except KafkaException as again:
         cause: KafkaError = again.args[0]
-        return error if cause.name() == "_STATE" else cause
-    return error
+        return None if cause.name() == "_STATE" else cause
+    return None
 
 
 def find_timeout_refusal(

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
 from airflow_kafka_spark.hooks.kafka.client import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
-from airflow_kafka_spark.hooks.kafka.transactions import find_abort_cause
+from airflow_kafka_spark.hooks.kafka.transactions import find_abort_cause, find_transaction_error
 from airflow_kafka_spark.librdkafka.tasks.produce import RecordArray, find_obstacle
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -31,6 +31,8 @@ BATCH = 20_000
 _SENT = ("key", "value", "timestamp", "headers")
 _ROOM_SECONDS = 0.05
 _LOOK_SECONDS = 10.0
+_FAILURE_SECONDS = 1.0
+"""Seconds between two looks for a failure of the transaction, while records are awaited."""
 _DELAYED = ("_MSG_TIMED_OUT", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _TIMES_WITH_A_MEANING = (0, -1)
 _OnDelivery = Callable[..., None]
@@ -139,8 +141,15 @@ class Sender:
         """Wait until the brokers have acknowledged everything.
 
         :return: per partition the number of records and the first and last offset.
+        :raises KafkaRefused: the brokers refused a record.
+        :raises KafkaUnavailable: the brokers have not acknowledged all records in time.
         """
-        left = self.producer.flush(self.patience)
+        deadline = time.monotonic() + self.patience
+        while (left := self.producer.flush(_FAILURE_SECONDS)) and time.monotonic() < deadline:
+            self._raise()
+            # If a record is refused, those behind it may wait in the client until they time out, and nothing reports it.
+            if cause := find_transaction_error(self.producer):
+                raise self._find_refusal("", cause) or KafkaException(cause)
         self._raise()
         if left:
             found = f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s{self._describe_delay()}"
