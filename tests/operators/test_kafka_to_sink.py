@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ResourceType
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
@@ -24,12 +24,13 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.jobs import write
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Sql
+from tests.support.compacting import alter_config
 from tests.support.control import forget, rename, reset
-from tests.support.oracle import same_multiset
+from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import make, order
 from tests.support.runs import context, fails_at
 from tests.support.timings import check_move
-from tests.support.waiting import settled
+from tests.support.waiting import eventually, settled
 
 
 def send(pipeline, *records, partition=0, topic=""):
@@ -41,6 +42,12 @@ def send(pipeline, *records, partition=0, topic=""):
     for key, value in records:
         producer.produce(topic or pipeline.topic, value, key, partition)
     producer.flush(60)
+
+
+def types(pipeline):
+    """Return the types of the timestamps of a partition's records: 0 = the producer's time, 1 = the broker's."""
+    found = committed_messages(pipeline.kafka.connection_extra(), pipeline.topic)
+    return [int(m.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) for m in sorted(found, key=lambda m: m.offset())]
 
 
 def leave_open(pipeline):
@@ -424,6 +431,19 @@ class TestRecords:
             "h": [{"key": "trace", "value": b"x"}, {"key": "n", "value": None}],
         }  # fmt: skip
         assert (1, row["off"], order(77_777)) in [(p, o, value) for p, o, _, value in files.events()]
+
+    @pytest.mark.parametrize("partitions", [1])
+    @pytest.mark.parametrize("way", ["tasks", "spark"])
+    def test_each_record_has_the_type_of_its_own_timestamp(self, files, way):
+        for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
+            changed = {"message.timestamp.type": kind}
+            alter_config(AdminClient(files.kafka.connection_extra()), ResourceType.TOPIC, files.topic, changed)
+            send(files, (b"a", b""))
+            eventually(lambda kind=kind: send(files, (b"a", b"")) or types(files)[-1] == (kind == "LogAppendTime"))
+        names = {"timestampType": "kind", "offset": "at"}
+        files.run(value=Raw(), metadata_columns=names, **({"read_with": "spark"} if way == "spark" else {}))
+        found = sorted((row["at"], row["kind"]) for row in table_of(files.place).to_pylist())
+        assert [kind for _, kind in found] == types(files)
 
     def test_raw_values_pass_as_they_are_null_ones_too(self, files):
         send(files, (b"a", b"\x00\xff"), (b"b", None), (None, b""))

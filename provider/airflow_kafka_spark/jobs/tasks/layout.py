@@ -237,13 +237,15 @@ def make_metadata_column(name: str, records: KafkaRecords) -> pa.Array:
         return pa.array(records.keys if name == "key" else records.values, pa.binary())
     if name == "offset":
         return records.offsets
+    if name == "timestampType":
+        return records.timestamp_types
     if name == "timestamp":
         return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
     if name == "headers":
         from airflow_kafka_spark.sources.kafka.tasks.read import make_header_column
 
         return make_header_column(records.headers) if records.headers is not None else pa.nulls(n, get_metadata_type(name))
-    constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
+    constant = {"topic": records.topic, "partition": records.partition}[name]
     return pa.repeat(pa.scalar(constant, get_metadata_type(name)), n)
 
 

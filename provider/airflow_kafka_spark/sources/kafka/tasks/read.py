@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
@@ -50,7 +50,7 @@ class KafkaRecords:
 
     :param offsets: int64, ascending, with gaps where control records, aborted or compacted records lie.
     :param timestamps: int64, milliseconds since the epoch; -1 where the record has none.
-    :param timestamp_type: 0 = the producer's time, 1 = the broker's.
+    :param timestamp_types: int32, 0 = the producer's time, 1 = the broker's. They differ where the topic's setting was changed.
     :param keys: the keys; None if they were not requested.
     :param value_bytes: of all values, where that is known.
     :param headers: per record a list of (name, value), or None; None as a whole if they were not requested.
@@ -61,7 +61,7 @@ class KafkaRecords:
     partition: int
     offsets: pa.Int64Array
     timestamps: pa.Int64Array
-    timestamp_type: int
+    timestamp_types: pa.Int32Array
     keys: Sequence[bytes | None] | None
     values: Sequence[bytes | None]
     headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None
@@ -282,9 +282,9 @@ class _Parts:
 
     def __init__(self, with_keys: bool, with_headers: bool, with_messages: bool) -> None:
         self.size = 0
-        self._timestamp_type = TIMESTAMP_CREATE_TIME
         self._offsets: list[np.ndarray] = []
         self._timestamps: list[int] = []
+        self._timestamp_types: list[np.ndarray] = []
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] | None = [] if with_keys else None
         self._headers: list[list[tuple[str, bytes | None]] | None] | None = [] if with_headers else None
@@ -298,11 +298,12 @@ class _Parts:
         if not messages:
             return
         first, last = messages[0].offset(), messages[-1].offset()
-        if not self._values:
-            self._timestamp_type = messages[0].timestamp()[0]
         contiguous = last - first == len(messages) - 1
         self._offsets.append(np.arange(first, last + 1) if contiguous else np.fromiter(map(_OFFSET, messages), np.int64))
-        self._timestamps += [stamp for _, stamp in map(_TIMESTAMP, messages)]
+        types, stamps = zip(*map(_TIMESTAMP, messages), strict=True)
+        is_one = types.count(types[0]) == len(types)
+        self._timestamp_types.append(np.full(len(types), types[0]) if is_one else np.array(types))
+        self._timestamps += stamps
         self._values += map(_VALUE, messages)
         self.size += sum(map(len, messages))
         if self._keys is not None:
@@ -317,12 +318,13 @@ class _Parts:
 
         :param range: the range that they belong to.
         """
+        of_brokers = np.concatenate(self._timestamp_types) == TIMESTAMP_LOG_APPEND_TIME
         return KafkaRecords(
             topic=range.topic,
             partition=range.partition,
             offsets=pa.array(np.concatenate(self._offsets), pa.int64()),
             timestamps=pa.array(self._timestamps, pa.int64()),
-            timestamp_type=int(self._timestamp_type == TIMESTAMP_LOG_APPEND_TIME),
+            timestamp_types=pa.array(of_brokers.astype(np.int32)),
             keys=self._keys,
             values=self._values,
             headers=self._headers,
@@ -411,7 +413,7 @@ def read_spark_records(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecor
             partition=column["partition"][0].as_py(),
             offsets=column["offset"].cast(pa.int64()),
             timestamps=column["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()),
-            timestamp_type=column["timestampType"][0].as_py(),
+            timestamp_types=column["timestampType"],
             keys=column["key"].to_pylist(),
             values=column["value"].to_pylist(),
             headers=_list_pairs(headers) if headers is not None else None,
