@@ -283,8 +283,7 @@ class _Parts:
     def __init__(self, with_keys: bool, with_headers: bool, with_messages: bool) -> None:
         self.size = 0
         self._offsets: list[np.ndarray] = []
-        self._timestamps: list[int] = []
-        self._timestamp_types: list[np.ndarray] = []
+        self._timestamps: list[np.ndarray] = []  # the type and the time of each record, in turn
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] | None = [] if with_keys else None
         self._headers: list[list[tuple[str, bytes | None]] | None] | None = [] if with_headers else None
@@ -300,10 +299,7 @@ class _Parts:
         first, last = messages[0].offset(), messages[-1].offset()
         contiguous = last - first == len(messages) - 1
         self._offsets.append(np.arange(first, last + 1) if contiguous else np.fromiter(map(_OFFSET, messages), np.int64))
-        types, stamps = zip(*map(_TIMESTAMP, messages), strict=True)
-        is_one = types.count(types[0]) == len(types)
-        self._timestamp_types.append(np.full(len(types), types[0]) if is_one else np.array(types))
-        self._timestamps += stamps
+        self._timestamps.append(np.fromiter(chain.from_iterable(map(_TIMESTAMP, messages)), np.int64, 2 * len(messages)))
         self._values += map(_VALUE, messages)
         self.size += sum(map(len, messages))
         if self._keys is not None:
@@ -318,13 +314,13 @@ class _Parts:
 
         :param range: the range that they belong to.
         """
-        of_brokers = np.concatenate(self._timestamp_types) == TIMESTAMP_LOG_APPEND_TIME
+        types, timestamps = np.concatenate(self._timestamps).reshape(-1, 2).T
         return KafkaRecords(
             topic=range.topic,
             partition=range.partition,
             offsets=pa.array(np.concatenate(self._offsets), pa.int64()),
-            timestamps=pa.array(self._timestamps, pa.int64()),
-            timestamp_types=pa.array(of_brokers.astype(np.int32)),
+            timestamps=pa.array(np.ascontiguousarray(timestamps)),
+            timestamp_types=pa.array((types == TIMESTAMP_LOG_APPEND_TIME).astype(np.int32)),
             keys=self._keys,
             values=self._values,
             headers=self._headers,
