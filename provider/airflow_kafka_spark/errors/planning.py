@@ -184,6 +184,24 @@ class LogCorrupt(PlanError):
         )
 
 
+class HeaderNameInvalid(PlanError):
+    """Raised when the name of a record's header is not UTF-8. Clients in C can write such names.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param offset: of the record.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        super().__init__(
+            f"the record {topic}-{partition} at offset {offset} has a header whose name is not UTF-8",
+            expected="names of headers in UTF-8, as Kafka's protocol defines them",
+            action="Let the producer correct its names. For the records that are there, read no headers: "
+            "`preserve_headers=False` of a KafkaToKafkaOperator, no transform or column that needs `headers`",
+        )
+
+
 class LogTruncated(PlanError):
     """Raised when a log was truncated below the position of the pipeline and has grown again, by an unclean leader election.
 

@@ -4,10 +4,12 @@ them.
 
 from __future__ import annotations
 
-import pytest
-from confluent_kafka import Producer
+import ctypes
 
-from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, OffsetsWentBack
+import pytest
+from confluent_kafka import Producer, cimpl
+
+from airflow_kafka_spark.errors import DataLoss, HeaderNameInvalid, KafkaUnavailable, LogCorrupt, OffsetsWentBack
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
@@ -83,6 +85,23 @@ def test_records_that_a_disk_has_changed_are_refused(kafka, config, topic):
         file.write(b"amount=900")
     with pytest.raises(LogCorrupt, match=f"{topic}-0 cannot be read at offset 1: .*failed CRC32C check"):
         read(config, topic, 0, 3)
+
+
+def test_a_header_whose_name_is_not_utf_8_is_refused_with_its_record_and_does_not_matter_where_headers_are_not_read(
+    kafka, config, topic
+):
+    produce(kafka, topic, [b"before"])
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    library = ctypes.CDLL(cimpl.__file__)
+    client = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__)
+    end, of_topic, of_partition, of_value, of_header = 0, 1, 3, 4, 9  # rd_kafka_vtype_t
+    parts = [of_topic, topic.encode(), of_partition, 0, of_value, b"value", ctypes.c_size_t(5)]
+    parts += [of_header, b"n\xff", b"x", ctypes.c_ssize_t(1), end]
+    assert library.rd_kafka_producev(client, *parts) == 0
+    assert producer.flush(30) == 0
+    assert read(config, topic, 0, 2)[0] == [b"before", b"value"]
+    with pytest.raises(HeaderNameInvalid, match=f"{topic}-0 at offset 1 has a header whose name is not UTF-8"):
+        list(KafkaSplitReader(config, OffsetRange(topic, 0, 0, 2), with_headers=True))
 
 
 def test_an_empty_range_sends_no_request(topic):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
+from airflow_kafka_spark.errors import DataLoss, HeaderNameInvalid, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
 from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, KafkaUser, Right, drop_group_refusals, find_missing_right
 from airflow_kafka_spark.hooks.kafka.log import find_truncations
@@ -84,7 +84,7 @@ class KafkaRecords:
     def _get_original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
         if self.messages is not None:
             message = self.messages[index]
-            return message.key(), message.value(), message.headers()
+            return message.key(), message.value(), _read_headers([message])[0]
         key = self.keys[index] if self.keys is not None else None
         return key, self.values[index], self.headers[index] if self.headers is not None else None
 
@@ -305,7 +305,7 @@ class _Parts:
         if self._keys is not None:
             self._keys += map(_KEY, messages)
         if self._headers is not None:
-            self._headers += map(_HEADERS, messages)
+            self._headers += _read_headers(messages)
         if self._messages is not None:
             self._messages += messages
 
@@ -333,6 +333,21 @@ class _Parts:
 _MESSAGE = cast("type[ConsumedMessage]", Message)
 _ERROR, _OFFSET, _TIMESTAMP = _MESSAGE.error, _MESSAGE.offset, _MESSAGE.timestamp
 _KEY, _VALUE, _HEADERS = _MESSAGE.key, _MESSAGE.value, _MESSAGE.headers
+
+
+def _read_headers(messages: Sequence[ConsumedMessage]) -> list[list[tuple[str, bytes | None]] | None]:
+    """Return the headers of records.
+
+    :raises HeaderNameInvalid: a name is not UTF-8.
+    """
+    found: list[list[tuple[str, bytes | None]] | None] = []
+    try:
+        found += map(_HEADERS, messages)
+    except (SystemError, UnicodeDecodeError):
+        # The first one whose headers are missing. A second call for them would not fail.
+        message = messages[len(found)]
+        raise HeaderNameInvalid(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
+    return found
 
 
 _HEADERS_TYPE = get_metadata_type("headers")
