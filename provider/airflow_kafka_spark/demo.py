@@ -59,6 +59,8 @@ SELECT count(*) FROM (
 
 
 class Demo:
+    """The servers of the demo, what was sold in it, and whether all counts were right so far."""
+
     def __init__(
         self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, airflow: EmbeddedAirflow, lake: Path, once: Path
     ) -> None:
@@ -67,6 +69,7 @@ class Demo:
         self.right = True
 
     def sell(self, count: int) -> None:
+        """Insert orders into the table of the shop."""
         with self.postgres.connect(autocommit=True) as connection:
             connection.execute(INSERT_ORDERS, (self.sold, self.sold + count - 1))
         self.sold += count
@@ -151,10 +154,12 @@ class Demo:
         print_text(f"Rows in which shop.orders and sales.orders differ: {different[0]:,}")
 
     def kill_from_now_on(self) -> None:
+        """Let the next attempts be killed, once at each of :data:`KILLS`."""
         for point in KILLS:
             self._get_flag_path(point).unlink()
 
     def check_kills(self) -> None:
+        """Check that an attempt was killed at each of :data:`KILLS`."""
         for point, where in KILLS.items():
             fired = self._get_flag_path(point).exists()
             self.right &= fired
@@ -203,10 +208,12 @@ def read_record_keys(config: dict[str, Any], topic: str) -> list[int]:
 
 
 def print_text(text: str) -> None:
+    """Print a text at once, also if the output is not a terminal."""
     print(text, flush=True)
 
 
 def print_headline(text: str) -> None:
+    """Print a headline."""
     print_text(f"\n=== {text}")
 
 

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES = 3
+"""Maximum number of tries of a transaction of dead letters."""
 SECONDS = 60.0
+"""Timeout in seconds of such a transaction."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class SideOutputs:
         :param captured: the records that other sinks will take, whose counts the ledger stores in the same transaction.
         :return: all records of the window that this and earlier attempts have sent; None without any.
         :raises Fenced: a newer attempt has taken over.
-        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can record; TooManyRouted
-            likewise.
+        :raises TooManyDeadLetters: the dead letters are more than may pass through the driver, or than the ledger can record.
+        :raises TooManyRouted: the routed records are.
         :raises KafkaRefused: a topic refuses a record: it is too large or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """

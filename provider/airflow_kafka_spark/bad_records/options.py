@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN = 5
+"""Maximum number of bad records that a log line or an error shows."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class ErrorOptions:
         "skip": "errors_skip",
         "most": "max_errors",
     }
+    """The operator's arguments, by field."""
     CHECKED: ClassVar[frozenset[str]] = frozenset({"most"})
+    """Fields whose types :meth:`find_problems` checks itself."""
 
     tolerance: Literal["none", "all"] = "none"
     topic: str | None = None
@@ -67,6 +70,7 @@ class ErrorOptions:
 
     @property
     def tolerates(self) -> bool:
+        """True if bad records do not fail a window."""
         return self.tolerance == "all"
 
     # --- validate ---

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 KEEP_CONTROLS = 100
 """Maximum number of control records of a pipeline that the ledger keeps."""
 SECONDS = 10
+"""Default timeout in seconds of a transaction that writes a control record."""
 TRIES = 10
 """Maximum number of tries. A try is lost to another writer that fences this one, which need not have succeeded itself."""
 
@@ -151,6 +152,7 @@ class OpenWindow:
 
     @classmethod
     def of(cls, entry: WindowEntry) -> OpenWindow:
+        """Return the window of an entry of the ledger."""
         window, attempt = entry.window, entry.attempt
         return cls(str(window), window.number, window.run, window.planned_at, attempt.number, attempt.started_at)
 

@@ -78,7 +78,7 @@ class WindowState:
 class PipelineState:
     """The state of a pipeline.
 
-    :param group_id: the group that mirrors it, from its last report; None if it is not known.
+    :param group_id: the group that mirrors it, that of its newest window; None if it is not known.
     :param last_window: number of its last complete window, 0 for none.
     :param source: the position in its source of rows, in the source's own form; None for a pipeline that reads from Kafka.
     :param intervals: data intervals that it knows, and how many of them are complete.

@@ -37,6 +37,8 @@ class LedgerUnreadable(KafkaSparkError):
 
     :param topic: the ledger topic.
     :param found: what was found there.
+    :param expected: what was expected instead.
+    :param action: what the user can do.
     :param retryable: False if only a change by the user helps; default True.
     """
 

@@ -170,6 +170,8 @@ _TOKENS = re.compile(
 
 
 class _Token(NamedTuple):
+    """A token of a DDL text. ``kind`` is ``word``, ``quoted``, ``text``, ``mark`` or ``end``."""
+
     kind: str
     text: str
     position: int
@@ -226,6 +228,7 @@ class _DdlParser:
 
     @property
     def token(self) -> _Token:
+        """The current token."""
         return self.tokens[self.next]
 
     def peek_word(self) -> str:
@@ -233,6 +236,7 @@ class _DdlParser:
         return self.token.text.lower() if self.token.kind == "word" else ""
 
     def fail(self, expected: str, token: _Token | None = None) -> NoReturn:
+        """Raise the error for the current token, or for another one."""
         self.refuse_unknown_types()
         token = token or self.token
         if not self.text.strip():
@@ -240,11 +244,13 @@ class _DdlParser:
         raise SchemaInvalid(self.text, token.position, f"`{token.text}`" if token.text else "the end", expected)
 
     def take(self, mark: str, expected: str = "") -> None:
+        """Pass a mark, which has to be the current token."""
         if self.token.text != mark or self.token.kind != "mark":
             self.fail(expected or f"`{mark}`")
         self.next += 1
 
     def accept(self, mark: str) -> bool:
+        """Pass a mark if it is the current token, and return True if it was."""
         found = self.token.kind == "mark" and self.token.text == mark
         self.next += found
         return found

@@ -23,12 +23,13 @@ APPLICATION = "airflow-kafka-spark"
 _CANCELED = "57014"
 """SQLSTATE of a statement that a timeout, or another session, has ended."""
 
-# Keys of the extra that other users of the connection need, and libpq does not know.
 _NOT_LIBPQ = frozenset(
     {"cursor", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name", "aws_conn_id", "sqlalchemy_scheme"}
     | {"sqlalchemy_query", "enable_log_db_messages"}
 )
+"""Keys of the extra that other users of the connection need, and libpq does not know."""
 _TOKENS = frozenset({"iam", "azure_conn_id"})
+"""Keys of the extra that ask for a login by short-lived tokens, which is not supported."""
 _DEFAULTS = {
     "host": "localhost",
     "port": "5432",
@@ -37,7 +38,7 @@ _DEFAULTS = {
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
-
+"""Options of libpq for a connection that does not give them."""
 
 OLDEST_POSTGRES = 12
 """The oldest supported major release of PostgreSQL."""
@@ -327,6 +328,7 @@ def wait_for_replicas(seconds: float) -> str:
 # --- sessions that end ----------------------------------------------------------------------------------------------------
 
 SESSION_ENDED = "the database server ended the session, as an administrator, a shutdown or a newer attempt at this window does"
+"""The reason for an error, if the server ended an open session."""
 
 _ENDED = re.compile(
     # PostgreSQL itself, then libpq and its clients

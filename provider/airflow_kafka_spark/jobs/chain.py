@@ -147,7 +147,7 @@ class SinkChain:
         return ReadTask(PackedSplits.of(splits), self._make_layout(bool(self.routes) or reading.keeps), reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
-        """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
+        """Return a task of :meth:`make_read_task` that fills only some columns. The others are null."""
         from airflow_kafka_spark.jobs.tasks.layout import RecordLayout
 
         assert isinstance(read.layout, RecordLayout)
@@ -326,7 +326,7 @@ class TopicChain:
         return self.chain.make_read_task(splits, reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
-        """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
+        """Return a task of :meth:`make_read_task` that fills only some columns. The others are null."""
         return self.chain.make_partial_read_task(read, columns)
 
     def make_sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:

@@ -47,8 +47,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+"""Maximum seconds between two looks at the log, while a record at or after an instant is awaited."""
 WRITE_SECONDS = 30.0
+"""Seconds to wait until the brokers have acknowledged the records of a topic."""
 IN_ORDER = {"enable.idempotence": False, "max.in.flight.requests.per.connection": 1, "acks": "all"}
+"""Settings of the producer, see :meth:`Boundaries._make_producer`."""
 MAX_PRUNED = 10_000
 """Maximum number of proposals that one attempt removes; the next one continues."""
 

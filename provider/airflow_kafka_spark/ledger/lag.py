@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 FETCH_BYTES, MAX_FETCH_BYTES = 64 << 10, 16 << 20
 """Sizes in bytes of a fetch: minimum for one partition, and approximate maximum for all. One record of each is needed."""
 TRIES = 3
+"""Maximum number of tries of a measurement. A try fails if retention deletes a record that is being read."""
 FRESH_SECONDS = 300.0
 """Seconds for which the next record of a consumer that does not move is cached."""
 

@@ -56,7 +56,7 @@ class PipelineOffsetsOperator(ChecksArguments, BaseOperator):
         pipeline reads. Templated.
     :param why: reason of a change, which every change needs; default empty. Templated.
     :param who: author of a change; default: this task's run. Templated.
-    :param group_id: consumer group of the pipeline; default: the group of its last report. Templated.
+    :param group_id: consumer group of the pipeline; default: the group of its newest window. Templated.
     :param discard_open: for ``reset`` and ``forget``: True gives up an open window, whose records a sink may have committed
         already; default False.
     :param delete_group: for ``forget``: True deletes the consumer group with its committed offsets; default False.

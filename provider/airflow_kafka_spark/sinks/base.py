@@ -48,7 +48,7 @@ class Guarantee(str, Enum):
 
     @property
     def by_split(self) -> bool:
-        """Return True if splits are committed one by one, so that readers may see a part of a failed window."""
+        """True if splits are committed one by one, so that readers may see a part of a failed window."""
         return self is Guarantee.EXACTLY_ONCE_PER_SPLIT
 
 
@@ -184,6 +184,7 @@ class WindowWriter(ABC):
 
 
 LEAVE_ROWS = 'Leave the rows as they are: set `on_rerun="skip"`, or do not clear the task'
+"""The action for a replay that would not replace the rows of its window."""
 
 
 def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
@@ -426,6 +427,7 @@ class ComparedTable(ABC):
 OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 """Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""
 MODES = ("append", "upsert")
+"""The values of ``mode``."""
 
 
 class KeyedOptions(Protocol):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _SHARES = 61
+"""Number of shares of the ports. Each process begins with the ports of one of them."""
 _ATTEMPTS = 5
 """Maximum number of times that a server is started, if another process takes its ports first."""
 _given: deque[int] = deque(maxlen=100)
@@ -56,6 +57,7 @@ class SupervisorClient:
 
     @property
     def pid(self) -> int:
+        """The process id of the supervisor."""
         return self._process.pid
 
     def own(self, directory: Path) -> None:
@@ -128,7 +130,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code; None while it runs, a negative number for the signal that ended it."""
+        """The exit code; None while it runs, a negative number for the signal that ended it."""
         return self._supervisor._ask("poll", pid=self.pid)
 
     @property

@@ -168,7 +168,9 @@ def _compute_fingerprint(env: Mapping[str, str]) -> str:
 
 
 _START_SECONDS = 300.0
+"""Seconds to wait until Airflow is healthy."""
 _ASK_AGAIN_SECONDS = 60.0
+"""Seconds for which a request of the API that may be repeated is tried again."""
 _FINAL = frozenset({"success", "failed"})
 
 # Timeouts that are long enough for slow processes on a busy machine.
@@ -291,6 +293,7 @@ class EmbeddedAirflow(Embedded):
 
     @property
     def url(self) -> str:
+        """The address of Airflow's API and pages."""
         return f"http://{LOOPBACK}:{self.port}"
 
     def check(self) -> None:
@@ -433,6 +436,7 @@ class EmbeddedAirflow(Embedded):
         return self._servers[component].pid
 
     def log(self, component: str) -> Path:
+        """Return the log of a component, such as ``scheduler``."""
         return self.home / f"{component}.log"
 
     # --- internals ---

@@ -69,10 +69,12 @@ class KafkaSecurity:
 
     @property
     def sasl(self) -> bool:
+        """True if clients log in."""
         return self.protocol.startswith("SASL")
 
     @property
     def tls(self) -> bool:
+        """True if connections are encrypted."""
         return self.protocol.endswith("SSL")
 
     def make_certificates(self, directory: Path) -> None:
@@ -203,14 +205,17 @@ class Broker:
 
     @property
     def settings_file(self) -> Path:
+        """The file with the settings of the node."""
         return self.directory / "server.properties"
 
     @property
     def data(self) -> Path:
+        """The directory of the log."""
         return self.directory / "data"
 
     @property
     def formatted(self) -> bool:
+        """True once the directory of the log is formatted."""
         return (self.data / "meta.properties").exists()
 
 
@@ -373,7 +378,9 @@ def _escape(value: str) -> str:
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _START_SECONDS = 180.0
+"""Seconds to wait until the brokers serve."""
 _TOPIC_SECONDS = 120.0
+"""Seconds to wait until a topic is created, changed or deleted."""
 
 
 class EmbeddedKafka(Embedded):

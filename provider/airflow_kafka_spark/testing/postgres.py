@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _START_SECONDS = 180.0
+"""Seconds to wait until the server accepts connections."""
 
 
 class EmbeddedPostgres(Embedded):

@@ -206,6 +206,8 @@ def conform_column(column: Column, have: DataType, want: DataType) -> Column:
 
 
 _BEFORE, _AT, _NOW, _NEW = f"{CARRIED}before", f"{CARRIED}at", f"{CARRIED}now", f"{CARRIED}new_"
+"""Columns of :meth:`Transform.apply_guarded`: the record before the transform, and the number of its row before and after it; and
+the prefix of the columns with new parts."""
 
 
 @dataclass(frozen=True)

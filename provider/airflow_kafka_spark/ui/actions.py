@@ -59,7 +59,7 @@ class ActionContext:
 
     :param ledger_topic: topic of the ledger.
     :param who: name of the user in Airflow.
-    :param group: consumer group that the DAG file names; None to use the group of the last report.
+    :param group: consumer group that the DAG file names; None to use that of its newest window.
     :param running: True if a task works on the open window; None if that is unknown.
     """
 

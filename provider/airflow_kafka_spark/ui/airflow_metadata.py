@@ -47,7 +47,7 @@ class DagSchedule:
 
     @property
     def cadence(self) -> Cadence | None:
-        """Return the times at which runs are due; None if unknown, or if the DAG runs all the time."""
+        """The times at which runs are due; None if unknown, or if the DAG runs all the time."""
         if self.is_paused or self.next_run is None:
             return Unscheduled()
         if self.timetable is None or not self.timetable.periodic:
@@ -255,6 +255,7 @@ class Catalog:
 
     @property
     def ledgers(self) -> tuple[LedgerName, ...]:
+        """The ledgers of these tasks, by name."""
         return tuple(sorted({task.ledger for task in self.tasks}))
 
     def group_by_pipeline(self) -> dict[tuple[LedgerName, str], tuple[PipelineTask, ...]]:
@@ -440,7 +441,9 @@ PROGRESS_KEY, ERROR_KEY, CONFIGURATION_KEY = "kafka_spark.progress", "kafka_spar
 TASK_BATCH = 200
 """Maximum number of task instances that one query reads."""
 MAX_STORED_BYTES = 10_000
+"""Maximum size of a progress or an error in the task state store; a larger one is ignored."""
 MAX_CONFIGURATION_BYTES = 100_000
+"""Maximum size of a configuration there."""
 MAX_FAILED = 1_000
 """Maximum number of failed task instances that one query reads."""
 
@@ -458,7 +461,7 @@ class TaskInstanceKey(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return the address of its page in Airflow, relative to the base URL."""
+        """The address of its page in Airflow, relative to the base URL."""
         dag, run, task = (quote(part, safe="") for part in self[:3])
         mapped = f"/mapped/{self.map_index}" if self.map_index >= 0 else ""
         return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"

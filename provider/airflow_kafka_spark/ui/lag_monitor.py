@@ -48,7 +48,7 @@ class ReadPosition:
 
     @property
     def all_topics(self) -> set[str]:
-        """Return all topics of the pipeline."""
+        """All topics of the pipeline."""
         return {*self.topics, *(tp.topic for tp in self.offsets)}
 
 
@@ -73,7 +73,7 @@ class LagMeasurement:
 
     @property
     def seconds(self) -> float | None:
-        """Return the age of the oldest unread record with a known timestamp, in seconds; None if there is no such record."""
+        """The age of the oldest unread record with a known timestamp, in seconds; None if there is no such record."""
         if self.lag is None:
             return None
         ages = [s.seconds for s in self.lag.partitions.values() if s.seconds is not None and (s.behind or not self.estimated)]

@@ -61,7 +61,7 @@ class RawRecord(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Return True if this is the record of a window that is planned and not complete."""
+        """True if this is the record of a window that is planned and not complete."""
         return bool(_PLANNED.search(self.value, 0, _STATE_BYTES))
 
 
@@ -151,34 +151,34 @@ class PipelineSnapshot:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if every record of the pipeline was deleted."""
+        """True if every record of the pipeline was deleted."""
         records = (self._window_records, self._other_records, self._interval_windows)
         return not (any(records) or self._live_windows or self._known_intervals or self._archived_counts)
 
     @property
     def intervals(self) -> tuple[int, int]:
-        """Return the number of data intervals, and the number of complete ones."""
+        """The number of data intervals, and the number of complete ones."""
         archived = sum(self._archived_counts.values())
         return len(self._known_intervals) + archived, len(self._complete_intervals) + archived
 
     @property
     def windows_total(self) -> int:
-        """Return the number of windows in the ledger, including those that are not stored here."""
+        """The number of windows in the ledger, including those that are not stored here."""
         return self._live_windows.bit_count() + len(self._known_intervals) + sum(self._archived_counts.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of the stored windows, the newest first."""
+        """The numbers of the stored windows, the newest first."""
         return tuple(sorted(self._window_records, reverse=True))
 
     @property
     def interval_names(self) -> tuple[str, ...]:
-        """Return the names of the data intervals whose windows are stored, the newest first."""
+        """The names of the data intervals whose windows are stored, the newest first."""
         return tuple(sorted(self._interval_windows, reverse=True))
 
     @property
     def open_numbers(self) -> tuple[int, ...]:
-        """Return the numbers of the windows that are planned and not complete."""
+        """The numbers of the windows that are planned and not complete."""
         return tuple(number for number, raw in self._window_records.items() if raw.is_open)
 
     def decode_memory(self, newest: int = MAX_WINDOWS) -> Memory:

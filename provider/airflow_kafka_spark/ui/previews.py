@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_THREADS = 4
+"""Maximum number of requests that read Kafka at the same time."""
 TIMEOUT_SECONDS = 30.0
+"""Seconds after which a request is answered with an error."""
 MAX_READ_SECONDS = 10.0
+"""Maximum seconds for reading records."""
 MAX_DEAD_LETTERS = 100
 """Maximum number of dead letters that one request returns."""
 MAX_RECORDS = 50
@@ -39,7 +42,9 @@ MAX_SCANNED = 2_000
 MAX_TEXT = 4096
 """Maximum number of characters of a key, a value or a reason that are shown."""
 MAX_HEADER_TEXT = 512
+"""Maximum number of characters of a header that are shown."""
 MAX_HEADERS = 50
+"""Maximum number of headers of a record that are shown."""
 
 
 _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kafka-spark-ui-ask")

@@ -94,7 +94,7 @@ class PipelineItem:
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
-        """Return the DAGs whose tasks name the pipeline, or else the DAG whose run planned its newest window."""
+        """The DAGs whose tasks name the pipeline, or else the DAG whose run planned its newest window."""
         if self.tasks:
             return tuple(dict.fromkeys(task.dag_id for task in self.tasks))
         owner = self.summary.owner if self.summary else None
@@ -102,7 +102,7 @@ class PipelineItem:
 
     @property
     def task(self) -> tuple[str | None, str | None]:
-        """Return DAG and task of the pipeline; None for unknown ones."""
+        """DAG and task of the pipeline; None for unknown ones."""
         if self.tasks:
             return self.tasks[0].dag_id, self.tasks[0].task_id
         owner = self.summary.owner if self.summary else None
@@ -110,7 +110,7 @@ class PipelineItem:
 
     @property
     def running_tasks(self) -> tuple[TaskInstanceKey, ...]:
-        """Return the task instances whose states determine the activity of the pipeline."""
+        """The task instances whose states determine the activity of the pipeline."""
         if self.summary is None or self.summary.open is None:
             return ()
         planner = parse_task_of_run(self.summary.open.window.run)
@@ -517,12 +517,12 @@ class WindowView:
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Return the topics of its dead letters, with their offsets."""
+        """The topics of its dead letters, with their offsets."""
         return find_dead_letters(self.dead, self.report)
 
     @property
     def elsewhere(self) -> list[JsonObject]:
-        """Return the topics and sinks to which transforms routed records, with the number of records."""
+        """The topics and sinks to which transforms routed records, with the number of records."""
         counts: dict[str, int] = {}
         for part in self.report.get("routed") or ():
             counts[part["topic"]] = counts.get(part["topic"], 0) + part["records"]
@@ -532,12 +532,12 @@ class WindowView:
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """Return its report; empty while the window is not complete."""
+        """Its report; empty while the window is not complete."""
         return (self.entry.report or {}) if self.entry.state is State.COMPLETE else {}
 
     @property
     def order(self) -> tuple[int, int | str]:
-        """Return the sort key: progress windows by number, and before all of them data intervals by time."""
+        """The sort key: progress windows by number, and before all of them data intervals by time."""
         return (1, self.entry.window.number) if self.name == str(self.entry.window.number) else (0, self.name)
 
     def is_of(self, run_id: str, task_id: str, map_index: int | None) -> bool:

@@ -47,6 +47,7 @@ LAG_SECONDS = 10.0
 RETRY_SECONDS = (2.0, 5.0, 10.0, 30.0)
 """Seconds to wait after successive failures; the last value is repeated."""
 READ_BATCH = 2_000
+"""Maximum number of records that one call takes from the client."""
 MAX_SAMPLES = 360
 """Maximum number of samples of a pipeline's lag, for one hour."""
 INTEREST_SECONDS = 60.0
@@ -183,7 +184,7 @@ class LedgerWatch:
 
     @property
     def state(self) -> tuple[LedgerState, str | None]:
-        """Return the state of the ledger, and the reason for it."""
+        """The state of the ledger, and the reason for it."""
         if self._state == "ok" and self.snapshot.problems:
             return "unreadable", f"{len(self.snapshot.problems)} records cannot be read: {self.snapshot.problems[0]}"
         if self._state == "ok" and not self.snapshot.pipelines:
@@ -192,7 +193,7 @@ class LedgerWatch:
 
     @property
     def is_read(self) -> bool:
-        """Return True if the ledger was read to its end, or does not exist, so that its pipelines are known."""
+        """True if the ledger was read to its end, or does not exist, so that its pipelines are known."""
         return self.as_of is not None or self._state == "missing"
 
     def compute_age(self, now: float) -> float | None:
@@ -516,7 +517,7 @@ class Watcher:
 
     @property
     def is_watching(self) -> bool:
-        """Return True while the threads run."""
+        """True while the threads run."""
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:

@@ -21,6 +21,7 @@ B = TypeVar("B")
 RETRY_SECONDS = (1.0, 5.0, 30.0)
 """Seconds to wait before the retries of a statement whose server did not answer."""
 LOG_SECONDS = 30.0
+"""Seconds between two log lines about the progress."""
 AHEAD = 4
 """Number of queued pieces of work per running piece."""
 

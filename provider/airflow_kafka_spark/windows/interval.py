@@ -74,16 +74,17 @@ class Interval:
 
     @property
     def start_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """The start, in milliseconds since the epoch."""
         return to_milliseconds(self.start)
 
     @property
     def end_ms(self) -> int:
+        """The end, in milliseconds since the epoch."""
         return to_milliseconds(self.end)
 
     @property
     def name(self) -> str:
-        """Return ``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
+        """``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
         return f"{_format_basic(self.start)}-{_format_basic(self.end)}"
 
     def make_ledger_name(self, pipeline: str) -> str:

@@ -107,7 +107,7 @@ def parse_position_progress(position: Mapping[str, Any]) -> PassProgress | None:
 
 
 def format_pass_progress(found: Mapping[str, Any]) -> str:
-    """Return the facts of :meth:`PassProgress.at` as a text for a log."""
+    """Return the facts of :meth:`PassProgress.make_facts` as a text for a log."""
     if "all_chunks" not in found:
         return f"{found['chunks']:,} chunks, at most {found['rows']:,} rows, in {_format_duration(found['seconds'])}"
     of = f"{found['chunks']:,} of about {found['all_chunks']:,} chunks ({found['rows']:,} of about {found['all_rows']:,} rows)"
@@ -139,7 +139,7 @@ class Report:
     :param max_timestamp: largest record timestamp.
     :param latency: seconds from the timestamps of its records to the sink's commit; None without records, or if an earlier
         attempt has committed them.
-    :param consumption: number of records by time, beside the counts of an upstream system; None likewise.
+    :param consumption: number of records by time, beside the counts of an upstream system; None in the same cases.
     :param timings: seconds of each step: ``fence``, ``plan``, ``move``; ``total`` from the fence to the end of ``move``, without
         the validation before it and the close after it; and of the parts of ``move`` (:func:`compute_move_seconds`).
     :param committed: offsets that the consumer group was set to, by ``topic-partition``.
@@ -267,7 +267,7 @@ class Report:
 
     @property
     def _bytes_behind(self) -> dict[str, int]:
-        """Return the bytes of a database's log that were still unread after the window when it was planned; empty for other
+        """The bytes of a database's log that were still unread after the window when it was planned; empty for other
         sources.
         """
         behind = self.window.source.position.get("bytes_behind") if self.window.source else None
@@ -275,7 +275,7 @@ class Report:
 
     @property
     def _progress(self) -> dict[str, Any]:
-        """Return the progress of the pass over whole tables; empty for other windows."""
+        """The progress of the pass over whole tables; empty for other windows."""
         found = parse_position_progress(self.window.source.position) if self.window.source else None
         if found is None:
             return {}

@@ -76,6 +76,7 @@ class TimestampHistogram:
 
     @property
     def records(self) -> int:
+        """The number of records."""
         return sum(self.counts.values())
 
     def change_width(self, width: int) -> TimestampHistogram:
@@ -135,7 +136,8 @@ class Latency:
 
     :param min: the smallest latency, exact.
     :param max: the largest latency, exact.
-    :param p50: the median, to the width of a bucket; likewise ``p95``.
+    :param p50: the median, to the width of a bucket.
+    :param p95: the 95th percentile, to the width of a bucket.
     """
 
     min: float

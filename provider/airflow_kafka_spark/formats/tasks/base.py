@@ -31,8 +31,11 @@ the time counts in which the reader is started for each chunk."""
 DIVIDED_BYTES = 32 << 20
 """The size above which a chunk, whose records may be larger than those of others, is divided before it is read."""
 MAX_BLOCK_BYTES = (1 << 31) - 16
+"""The largest record in bytes that Arrow's readers take."""
 FEW_RECORDS, FEW_BYTES = 8, 64 << 10
+"""The largest part that is read row by row, which is faster than starting the batch reader."""
 DIVISIONS = 8
+"""Number of parts into which a chunk with a bad record is divided."""
 FINDER_MIN_RECORDS = 64
 """The smallest part in which suspect finders look for bad records."""
 

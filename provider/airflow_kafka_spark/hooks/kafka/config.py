@@ -264,6 +264,13 @@ def describe_identity(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Source:
+    """The settings of a connection, as they are translated for Java.
+
+    :param config: the settings for librdkafka.
+    :param by_hand: the settings for Java that the connection gives itself (``java.``), without this prefix.
+    :param conn_id: the connection, for messages.
+    """
+
     config: Mapping[str, Any]
     by_hand: Mapping[str, str]
     conn_id: str
@@ -273,9 +280,11 @@ class _Source:
         return next((format_setting(self.config[name]).strip() for name in names if self.config.get(name) not in (None, "")), "")
 
     def is_set_in_java(self, prefix: str) -> bool:
+        """Return True if the connection itself gives a setting for Java with this prefix."""
         return any(name.startswith(prefix) for name in self.by_hand)
 
     def make_invalid_error(self, detail: str, action: str) -> ConnectionInvalid:
+        """Return the error for the connection."""
         return ConnectionInvalid(self.conn_id, detail, action)
 
 

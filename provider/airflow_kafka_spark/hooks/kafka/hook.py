@@ -93,6 +93,7 @@ class KafkaHook(KafkaBaseHook):
 
     @property
     def conn_id(self) -> str:
+        """The Airflow connection."""
         return self.kafka_config_id
 
     @cached_property

@@ -55,7 +55,9 @@ _EPOCH_SETTINGS: Mapping[str, Any] = {
     "fetch.message.max.bytes": 16_384,
     "queued.max.messages.kbytes": 4096,
 }
+"""Settings of consumers that read one record of each partition, or ask for the end of an epoch's log."""
 _FETCH_BYTES = 4 << 20
+"""Maximum size in bytes of the answer to one fetch of a range of records."""
 RECORDS_PER_CALL = 200
 """Maximum number of records that one call takes from the client."""
 

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
 
 OFFSETS_TOPIC = "__consumer_offsets"
-# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for this number of seconds, and never if
-# the topic is known to exist. If no leader is known, librdkafka reports "no entry".
+"""The topic with the committed offsets of groups."""
 SPREAD_SECONDS = 1.0
+"""Seconds for which a topic has to be unknown until that counts, because brokers learn of a new topic at different times. It
+never counts if the topic is known to exist."""
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
 _TOPIC_REFUSED = "TOPIC_AUTHORIZATION_FAILED"
 _NOT_YET = (*_UNKNOWN, "_NOENT")
+"""Errors of a topic that some brokers do not know yet. If no leader is known, librdkafka reports "no entry"."""
 
 _STATES = {
     "STABLE": "Stable",
@@ -80,6 +82,7 @@ class TopicDescription:
 
     @property
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
+        """The partitions of the topic."""
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
 
 

@@ -63,7 +63,7 @@ class RegistryRequests(ABC):
 
     @property
     def url(self) -> str:
-        """The registry's address, for display. Credentials in it are part of the configuration (:func:`split_credentials`)."""
+        """The registry's address, for display. Credentials in it are part of the configuration."""
         return str(self.config["url"])
 
     @cached_property

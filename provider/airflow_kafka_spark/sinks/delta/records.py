@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile, Upsert
 
 WINDOWS = "_airflow/windows"
+"""The directory of the records of windows, below the table."""
 RECORD = "record.json"
+"""The file of an attempt's record of its window."""
 
 _TRIES = 100
+"""Maximum number of tries to fence earlier attempts. A try fails if another program has committed to the table."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
 _TRIES = 20
+"""Maximum number of tries to create or change the table. A try fails if another program has changed it."""
 DeltaType: TypeAlias = "str | Mapping[str, Any]"
 """A type in the JSON of Delta's schema: the name of a primitive type, or an object for a structure, an array or a map."""
 

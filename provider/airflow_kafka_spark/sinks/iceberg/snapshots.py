@@ -43,6 +43,7 @@ the attempts that can no longer commit."""
 
 
 _FOREVER = (1 << 63) - 1
+"""The age in milliseconds at which a tag is removed that is never removed."""
 INTERVAL_TAG_DAYS = 90
 """Days for which the tag of a data interval keeps its snapshot. Older intervals cannot be replayed once snapshots are expired."""
 

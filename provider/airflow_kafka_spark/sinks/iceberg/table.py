@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _TRIES = 20
+"""Maximum number of tries to create or change the table. A try fails if another program has changed it."""
 
 
 def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) -> Table:

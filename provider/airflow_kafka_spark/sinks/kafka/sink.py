@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
 
 _TOPICS, _NUMBERS, _TIMES = ("text",), ("integer",), ("integer", "zoned", "local")
+"""The kinds of columns that name a topic, a partition and a time."""
 
 OWN_SETTINGS = frozenset(
     {"transactional.id", "transaction.timeout.ms", "message.timeout.ms", "enable.idempotence", "partitioner"}
@@ -32,6 +33,7 @@ OWN_SETTINGS = frozenset(
 _ADDRESSES = frozenset({"bootstrap.servers", "metadata.broker.list"})
 
 _LAST_PARTITION = 2**31 - 1
+"""The highest number that a partition may have."""
 
 LARGEST_RECORD = 120 << 20
 """Maximum size in bytes of a record in the client, before it is compressed. The client's queue holds little more. Brokers compare

@@ -17,6 +17,7 @@ OFFSET_TYPES = ("text", "integer", "bigint")
 
 
 def quote_jsonb(value: object) -> str:
+    """Return a value as a literal of type ``jsonb``."""
     return f"{quote_literal(json.dumps(value))}::jsonb"
 
 
@@ -76,6 +77,7 @@ def select_sessions(application_name: str) -> str:
 
 
 def terminate(pid: int) -> str:
+    """End a session."""
     return f"SELECT pg_terminate_backend({int(pid)})"
 
 
@@ -103,6 +105,7 @@ def terminate_lock_holder(key: int) -> str:
 
 
 def create_windows(windows: Name) -> str:
+    """Create the table of windows, unless it exists."""
     return (
         f"CREATE TABLE IF NOT EXISTS {windows} (pipeline text NOT NULL, number bigint NOT NULL, ranges jsonb NOT NULL, "
         "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text NOT NULL, run text NOT NULL, "
@@ -154,6 +157,7 @@ def delete_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> 
 
 
 def select_window(windows: Name, pipeline: str, number: int) -> str:
+    """Select the row of a window."""
     return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
 
 
@@ -217,6 +221,7 @@ def has_unmarked_rows(target: Name, column: str) -> str:
 
 
 def create_splits(splits: Name) -> str:
+    """Create the table of splits, unless it exists."""
     return (
         f"CREATE TABLE IF NOT EXISTS {splits} (pipeline text NOT NULL, number bigint NOT NULL, topic text NOT NULL, "
         "partition integer NOT NULL, start_offset bigint NOT NULL, end_offset bigint NOT NULL, rows bigint NOT NULL DEFAULT 0, "
@@ -262,6 +267,7 @@ def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> s
 
 
 def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
+    """Set the counts of the split's marker."""
     return (
         f"UPDATE {splits} SET rows = {marker.rows}, written = {marker.written}, deleted = {marker.deleted} WHERE "
         f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)} AND topic = {quote_literal(marker.topic)} "
@@ -270,6 +276,7 @@ def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> s
 
 
 def select_splits(splits: Name, pipeline: str, number: int) -> str:
+    """Select the markers of a window: partition, range and counts of each split."""
     return (
         f"SELECT topic, partition, start_offset, end_offset, rows, written, deleted FROM {splits} "
         f"WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
@@ -410,12 +417,17 @@ def register_stage(registry: Name, split: int, stage: str | None, rows: int, tom
 
 
 def select_stages(registry: Name, split: int | None = None) -> str:
+    """Select the registered stages: split, stage, rows and tombstones.
+
+    :param split: only this split; None (default) for all.
+    """
     return f"SELECT split, stage, rows, tombstones FROM {registry}" + (
         "" if split is None else f" WHERE split = {quote_literal(split)}"
     )
 
 
 def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
+    """Create an unlogged table for the rows of a split."""
     # Without autovacuum, because dropping the table would wait for it.
     return (
         f"CREATE UNLOGGED TABLE {stage} ({_format_definitions(columns)}) WITH (autovacuum_enabled = off, "
@@ -424,6 +436,7 @@ def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
 
 
 def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
+    """Create a table that the end of the transaction drops."""
     return f"CREATE TEMP TABLE {quote(name)} ({_format_definitions(columns)}) ON COMMIT DROP"
 
 
@@ -453,10 +466,15 @@ def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
 
 
 def drop_tables(tables: Iterable[Name]) -> str:
+    """Drop tables, as far as they exist."""
     return f"DROP TABLE IF EXISTS {', '.join(map(str, tables))}"
 
 
 def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequence[str]) -> str:
+    """Create the target, unless it exists.
+
+    :param key: the columns of its primary key; empty for none.
+    """
     primary = f", PRIMARY KEY ({', '.join(map(quote, key))})" if key else ""
     return f"CREATE TABLE IF NOT EXISTS {target} ({_format_definitions(columns)}{primary})"
 

@@ -3,10 +3,9 @@
 :class:`StagedWindowWriter` moves stages into the target in one transaction that claims the window's row first, so that a reader
 sees the whole window or nothing of it. :class:`SplitsWindowWriter` closes a window whose splits were committed one by one.
 
-The transaction (:class:`Transaction`) claims the window's row first, so that only one attempt can. Where bad records are
-tolerated, PostgreSQL alone knows which rows it refuses (constraints, domains, triggers, casts), so :class:`RefusedRowFinder`
-finds them by trying: all rows of a stage are inserted after a savepoint. If that fails, halves of them are inserted, and
-halves of these, until the part that fails is one row. If no row is refused, this has no cost.
+Only PostgreSQL knows which rows it refuses (constraints, domains, triggers, casts). Where bad records are tolerated,
+:class:`RefusedRowFinder` finds these rows by trying: all rows of a stage are inserted after a savepoint. If that fails, halves of
+them are inserted, and halves of these, until the part that fails is one row. If no row is refused, this has no cost.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ class Transaction:
 
     @property
     def session(self) -> psycopg.Connection:
+        """The open connection."""
         assert self.connection is not None
         return self.connection
 
@@ -166,7 +166,7 @@ class Transaction:
         return run(self.session, self.attempt.merge.upsert(stages))
 
     def put_staged(self) -> tuple[int, int]:
-        """Move all staged rows into the target, except those that are refused. Returns rows written and rows deleted."""
+        """Move all staged rows into the target, except those that are refused. Return rows written and rows deleted."""
         if self.attempt.merge.key:
             return self.upsert()
         self.append_new()
@@ -182,6 +182,7 @@ class Transaction:
                 run(self.session, sql.drop_tables([Name(attempt.stage_schema, stage)]))
 
     def close(self) -> None:
+        """Close the connection. An open transaction is rolled back. Never raises."""
         if self.connection is not None:
             with suppress(Exception):
                 self.connection.close()
@@ -224,6 +225,7 @@ class RefusedRowFinder:
 
     @property
     def count(self) -> int:
+        """The number of refused rows."""
         return sum(map(len, self.refused.values()))
 
     def append(self, split: int, stage: StagedSplit) -> int:
@@ -329,7 +331,7 @@ class RefusedRowFinder:
             return run(self.session, statement)
 
     def _bisect(self, split: int, stage: StagedSplit, put: Callable[[StagedSplit], int]) -> int:
-        """Write the rows of a stage in the order of their offsets, and note those that are refused. Returns how many were
+        """Write the rows of a stage in the order of their offsets, and note those that are refused. Return how many were
         written."""
         import psycopg
 
@@ -372,6 +374,7 @@ class RefusedRowFinder:
 
 
 POLL_SECONDS = 0.05
+"""Seconds between two looks for stages that are complete, with ``merge="overlap"``."""
 
 
 class DriverWriter(WindowWriter):
@@ -393,7 +396,7 @@ class DriverWriter(WindowWriter):
         """Return the rows that the server has of each split, by index."""
 
     def _begin(self) -> bool:
-        """Begin the transaction. Returns False if another attempt has applied the window."""
+        """Begin the transaction. Return False if another attempt has applied the window."""
         return self.transaction.begin()
 
     def _count_written(self) -> tuple[int, int]:
@@ -739,6 +742,7 @@ class SplitsWindowWriter(DriverWriter):
 
 
 _PROBE_SECONDS = 30
+"""Timeout in seconds of a statement that looks for the column at fault."""
 _PROBE = "airflow_probe"
 
 

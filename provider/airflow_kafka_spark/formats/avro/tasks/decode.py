@@ -608,6 +608,11 @@ class WireLayout(ABC):
 
 
 class FixedSizeLayout(WireLayout):
+    """Values of equal size.
+
+    :param size: number of bytes of a value.
+    """
+
     def __init__(self, size: int) -> None:
         self._size = size
 
@@ -616,12 +621,16 @@ class FixedSizeLayout(WireLayout):
 
 
 class LongLayout(WireLayout):
+    """Integers in zigzag encoding, of one to ten bytes."""
+
     def compute_sizes(self, array: pa.Array) -> np.ndarray:
         numbers = (pc.fill_null(array, 0) if array.null_count else array).to_numpy()
         return compute_varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
 
 
 class BinaryLayout(WireLayout):
+    """Bytes or texts, after their length."""
+
     def compute_sizes(self, array: pa.Array) -> np.ndarray:
         counts = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
         return counts + compute_varint_sizes((counts << 1).astype(np.uint64))

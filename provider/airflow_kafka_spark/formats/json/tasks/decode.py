@@ -241,34 +241,34 @@ class _Maps:
 
     @property
     def is_possible(self) -> bool:
-        """Return True if there is nothing to read, or msgspec is installed and can find columns of these names in records."""
+        """True if there is nothing to read, or msgspec is installed and can find columns of these names in records."""
         has_msgspec = importlib.util.find_spec("msgspec") is not None
         return not self.columns or (has_msgspec and not any(_no_name_of_struct(column.name) for column in self.columns))
 
     @cached_property
     def _find(self) -> Callable[[bytes], Any]:
-        """Return the function that finds the maps of a record, as JSON."""
+        """The function that finds the maps of a record, as JSON."""
         import msgspec
 
         return msgspec.json.Decoder(_make_struct_type(self.columns, msgspec, lambda *_: msgspec.Raw)).decode
 
     @cached_property
     def _values_of(self) -> Callable[[bytes], list[dict[str, Any] | None]]:
-        """Return the function that reads a JSON array of maps, whose values stay JSON."""
+        """The function that reads a JSON array of maps, whose values stay JSON."""
         import msgspec
 
         return msgspec.json.Decoder(list[dict[str, msgspec.Raw] | None]).decode
 
     @cached_property
     def _texts_of(self) -> Callable[[bytes], list[dict[str, Any] | None]]:
-        """Return the function that reads a JSON array of maps of texts."""
+        """The function that reads a JSON array of maps of texts."""
         import msgspec
 
         return msgspec.json.Decoder(list[dict[str, str | None] | None]).decode
 
     @cached_property
     def _readers(self) -> dict[str, _ArrowReader]:
-        """Return the readers of the values, by column."""
+        """The readers of the values, by column."""
         maps = {c.name: c.type for c in self.columns if isinstance(c.type, Map)}
         return {name: _ArrowReader([Column("v", m.value, m.value_contains_null)], ()) for name, m in maps.items()}
 

@@ -302,6 +302,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 LONGEST_TEXT = 32
 """Characters of a text that are kept, as Spark does."""
 _EXACT_DIGITS = 15
+"""Digits of a decimal that readers keep if they read a bound as a floating point number."""
 _LAST_CHARACTER = "\U0010ffff"
 
 
@@ -513,6 +514,7 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None
 
 _TARGET_SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?", re.IGNORECASE)
 _DEFAULT_SIZE = 100 << 20
+"""The form of ``delta.targetFileSize``, and its default in bytes."""
 
 
 def list_small_files(store: TableStore, table: DeltaTable) -> tuple[list[list[DeltaFile]], pa.Schema]:

@@ -137,6 +137,7 @@ class ClaimedWindow:
 
 
 _kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()
+"""The claimed windows that this process has read."""
 _named_topics: OrderedDict[LedgerClaim, dict[str, str]] = OrderedDict()
 """By the claim of an attempt, the topics that records have named, with their ids before the attempt has sent records to them."""
 
@@ -257,6 +258,7 @@ PRODUCER: Mapping[str, Any] = {
 """Defaults of the producer, measured in benchmarks/. The settings of the connection take precedence."""
 
 FENCE_SECONDS = 60.0
+"""Seconds to wait for the brokers, to fence earlier tasks and to read the end of the ledger."""
 YIELD_SECONDS = 30.0
 """Seconds that a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
 

@@ -28,9 +28,12 @@ from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 BATCH = 20_000
+"""Maximum number of records that are queued in one step."""
 _SENT = ("key", "value", "timestamp", "headers")
 _ROOM_SECONDS = 0.05
+"""Seconds to wait for room in the producer's queue, before the next look."""
 _LOOK_SECONDS = 10.0
+"""Timeout in seconds of a look at the partitions of a topic."""
 _FAILURE_SECONDS = 1.0
 """Seconds between two looks for a failure of the transaction, while records are awaited."""
 _DELAYED = ("_MSG_TIMED_OUT", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
@@ -384,7 +387,7 @@ class Sender:
     def _describe_delay(self) -> str:
         """Return what may keep brokers from acknowledging records, as the end of a message; "" if nothing is found.
 
-        The client sends such records again and again, and tells nobody why.
+        The client sends such records again and again, and reports no reason.
         """
         for topic in sorted({tp.topic for tp in self._sent}):
             try:

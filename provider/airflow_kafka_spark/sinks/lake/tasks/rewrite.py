@@ -39,10 +39,12 @@ _ROW, _FILE, _AT = "__airflow_row", "__airflow_file", "__airflow_at"
 _JOINED_ROWS = 4_000_000
 """Rows of a table whose keys are compared at a time."""
 _BATCH_ROWS = 131_072
+"""Rows of a file that are read at a time."""
 READ_PARQUET: Mapping[str, Any] = {"coerce_int96_timestamp_unit": "us"}
 """Options for reading files of other writers. Spark writes timestamps as INT96, which Arrow reads as nanoseconds by default.
 Nanoseconds cannot hold years before 1678 or after 2261, so that such a timestamp would change."""
 _THREADS = min(4, os.cpu_count() or 1)
+"""Threads that look for keys in files."""
 
 
 # --- tasks --------------------------------------------------------------------------------------------------------------

@@ -301,6 +301,7 @@ class Stream:
 
 
 SAMPLES = 5
+"""Maximum number of refused records that a task names."""
 REMEMBERED_BATCHES = 32
 """Number of batches whose offsets are kept, to name a record that the server refuses some moments after it was sent."""
 
@@ -409,7 +410,7 @@ class CopyWriter(SplitWriter):
 
     @abstractmethod
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
-        """Begin the split. Returns its token if another task has written it already."""
+        """Begin the split, and return its token if another task has written it already."""
 
     @abstractmethod
     def _find_token(self, session: LoadSession) -> Mapping[str, Any] | None:
@@ -694,7 +695,9 @@ DEFERRED = "deferred"
 """Key of a token: the split is deferred."""
 
 _TEMPORARY = "airflow_split"
+"""The temporary table of a split that is not copied into the target directly."""
 _POLL_SECONDS = 0.05
+"""Seconds between two tries to take the lock of a split."""
 _IN_THE_WAY = ("40P01", "55P03")
 """SQLSTATEs of a deadlock and of a lock timeout: other splits may hold uncommitted rows that exclude rows of this one."""
 
@@ -732,7 +735,7 @@ class SplitAtomicWriter(CopyWriter):
         return self._claim(session) if self._claimed else None
 
     def _claim(self, session: LoadSession) -> Mapping[str, Any] | None:
-        """Write the marker while holding the lock. Returns the split's token if it is written already.
+        """Write the marker while holding the lock, and return the split's token if it is written already.
 
         :raises Fenced: another attempt owns the pipeline's splits.
         :raises SinkRejected: another split is there that has some of the same offsets.
@@ -817,7 +820,7 @@ class SplitAtomicWriter(CopyWriter):
 
     def _defer_split(self) -> Mapping[str, Any]:
         """Roll back the split and write the marker that keeps all tasks from writing it. Another task may have been faster, with
-        this marker or with the split. Returns the token."""
+        this marker or with the split. Return the token."""
         if self.open_split.stream is not None:
             # First end the thread of the COPY: to close a session that it uses would crash the process.
             self.open_split.stream.cancel()
@@ -853,7 +856,7 @@ class SplitAtomicWriter(CopyWriter):
 
     @property
     def _copies(self) -> bool:
-        """Return True if COPY writes into the target itself."""
+        """True if COPY writes into the target itself."""
         return self.direct and self._claimed
 
     @property

@@ -25,7 +25,9 @@ from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, ParquetFil
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
 _MOST_BUFFERED = 128 << 20
+"""Bytes of buffered rows in all files of a task, above which the larger half of the files is written."""
 _MOST_SAMPLES = 10
+"""Maximum number of bad records that a task names."""
 
 PartitionKey = tuple[Any, ...]
 """The partition values of a file, as the writer names them."""
