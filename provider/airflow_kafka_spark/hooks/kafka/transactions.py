@@ -227,7 +227,9 @@ def find_abort_cause(producer: Producer, error: KafkaError) -> KafkaError:
 
     When a record is refused, the client drops all that wait, may report them first, and accepts no more.
     """
-    return (error.name() in FOLLOWING and find_transaction_error(producer)) or error
+    if error.name() not in FOLLOWING:
+        return error
+    return find_transaction_error(producer) or error
 
 
 def find_transaction_error(producer: Producer) -> KafkaError | None:
