@@ -92,7 +92,7 @@ def main() -> None:
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
-            "snapshots": lambda: snapshots.run(min(options.records, 1_000_000), options.rounds),
+            "snapshots": lambda: snapshots.run(options.records, options.rounds),
             "send": lambda: send.run(min(options.records, 400_000), options.rounds),
             "bulk": bulk.run,
             "lakes": lambda: lakes.run(

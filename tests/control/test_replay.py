@@ -29,9 +29,10 @@ def memory_of(piped):
     return piped.memory
 
 
-def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_was_moved_again(moved, ask):
+@pytest.mark.parametrize("run_id", ["manual__2026-01-01T00:00:00+00:00", "a run/with slashes"])
+def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_was_moved_again(moved, ask, run_id):
     moved.run = 7
-    with moved.ledger("dag/manual__2026-01-01T00:00:00+00:00/load/3") as ledger:
+    with moved.ledger(f"dag/{run_id}/load/3") as ledger:
         window = moved.window(ledger, 15, 15)
         window = type(window)(**{**vars(window), "run": ledger.run})
         entry = ledger.plan(window)
@@ -42,7 +43,7 @@ def test_what_is_asked_for_names_the_task_to_clear_and_counts_until_the_window_w
         done = ask(window=2)
         at_work.plan(moved.window(at_work, 17, 17))
     task = done.window.dag_id, done.window.run_id, done.window.task_id, done.window.map_index
-    assert task == ("dag", "manual__2026-01-01T00:00:00+00:00", "load", 3)
+    assert task == ("dag", run_id, "load", 3)
     assert (done.changed, done.window.number, done.window.replay) == (True, 2, 0)
     assert [(r.start, r.end) for r in done.window.ranges] == [(10, 15)] * 2
     again = ask(window=2)

@@ -32,12 +32,12 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     LedgerName,
     PipelineTask,
     TaskError,
-    TaskInstanceKey,
     _list_tasks,
     read_configuration,
     read_failed_tasks,
     read_task_states,
 )
+from airflow_kafka_spark.windows.model import TaskInstanceKey
 
 VALUE = Json(schema="id bigint")
 LEDGER = LedgerName("kafka_default", "airflow-windows")

@@ -10,7 +10,6 @@ import pytest
 from airflow_kafka_spark.errors import ChangeRefused, KafkaUnavailable, PipelineUnknown
 from airflow_kafka_spark.ui.access import Access
 from airflow_kafka_spark.ui.actions import parse_request
-from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, parse_task_of_run
 from airflow_kafka_spark.ui.app import read_bundle
 from airflow_kafka_spark.ui.previews import format_bytes_preview, run_with_timeout
 from airflow_kafka_spark.ui.responses import RequestRefused, find_status, redact_text
@@ -53,27 +52,6 @@ def test_the_script_is_all_files_in_the_order_of_their_names_in_one_scope(tmp_pa
     assert read_bundle(tmp_path) is first
     (tmp_path / "30_c.js").write_text("const c = 1;")
     assert read_bundle(tmp_path).etag != first.etag
-
-
-@pytest.mark.parametrize(
-    ("run", "task"),
-    [
-        ("d/r/t", TaskInstanceKey("d", "r", "t")),
-        ("d/r/t/3", TaskInstanceKey("d", "r", "t", 3)),
-        ("d/a/b/c/t", TaskInstanceKey("d", "a/b/c", "t")),
-        ("d/a/b/t/0", TaskInstanceKey("d", "a/b", "t", 0)),
-        ("reset by somebody", None),
-        ("", None),
-    ],
-)
-def test_a_run_names_its_task(run, task):
-    assert parse_task_of_run(run) == task
-
-
-def test_the_address_of_a_task_is_quoted():
-    assert TaskInstanceKey("d", "manual__2026-01-01T00:00:00+00:00", "g.t", 2).url == (
-        "dags/d/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/g.t/mapped/2"
-    )
 
 
 def test_texts_are_cut_and_bytes_are_hex():

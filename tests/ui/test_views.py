@@ -15,7 +15,6 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     LedgerName,
     PipelineTask,
     TaskError,
-    TaskInstanceKey,
     TaskInstanceState,
 )
 from airflow_kafka_spark.ui.ledger_snapshot import PipelineSummary
@@ -32,7 +31,7 @@ from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Attempt, WindowEntry
-from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+from airflow_kafka_spark.windows.model import OffsetRange, State, TaskInstanceKey, Window
 
 LEDGER = LedgerName("kafka_default", "airflow-windows")
 ACCESS = Access(frozenset("d"), frozenset("d"), frozenset("d"), sees_pages=True, edits_all=False)

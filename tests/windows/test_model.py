@@ -15,6 +15,7 @@ from airflow_kafka_spark.windows.model import (
     PackedSplits,
     Split,
     SplitResult,
+    TaskInstanceKey,
     TopicPartition,
     Tries,
     Window,
@@ -151,3 +152,25 @@ def test_the_counters_of_the_newest_runs_are_kept_and_those_of_the_one_that_plan
         known = record_tries(known, f"run{number}", Tries(number), keep="run3")
     assert list(known) == ["run3", *(f"run{number}" for number in range(20 - MAX_RUNS, 20))]
     assert record_tries(known, "run3", Tries(9), keep="run3")["run3"] == Tries(9)
+
+
+@pytest.mark.parametrize(
+    ("run", "task"),
+    [
+        ("d/r/t", TaskInstanceKey("d", "r", "t")),
+        ("d/r/t/3", TaskInstanceKey("d", "r", "t", 3)),
+        ("d/a/b/c/t", TaskInstanceKey("d", "a/b/c", "t")),
+        ("d/a/b/t/0", TaskInstanceKey("d", "a/b", "t", 0)),
+        ("reset by somebody", None),
+        ("", None),
+    ],
+)
+def test_a_run_names_its_task(run, task):
+    assert TaskInstanceKey.parse(run) == task
+    assert task is None or task.run == run
+
+
+def test_the_address_of_a_task_is_quoted():
+    assert TaskInstanceKey("d", "manual__2026-01-01T00:00:00+00:00", "g.t", 2).url == (
+        "dags/d/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/g.t/mapped/2"
+    )

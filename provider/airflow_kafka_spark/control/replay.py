@@ -28,7 +28,7 @@ from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs, subtract_offsets
 from airflow_kafka_spark.windows.interval import NUMBER
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry, make_dead_letters_key, make_key_prefix, make_window_key
-from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Landed, OffsetRange, TaskInstanceKey, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
 
 if TYPE_CHECKING:
@@ -81,10 +81,11 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     before = memory.replay_asked(there)
     change, _ = request_change(hook, memory, request, decide)
     asked = change or before
+    task = TaskInstanceKey.parse(there.run) or (None, None, None, -1)
     return replace(
         ChangeResult.of("replay", request, asked),
         changed=change is not None,
-        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parse_run(there.run)),
+        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *task),
         warnings=_replay_warnings(memory, change, there),
     )
 
@@ -120,15 +121,6 @@ def _find_interval_window(memory: Memory, name: str) -> Window:
     ledger_name = state.interval.make_ledger_name(memory.pipeline)
     refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
     return state.make_window(memory.pipeline)
-
-
-def _parse_run(run: str) -> tuple[str | None, str | None, str | None, int]:
-    parts = run.split("/")
-    if len(parts) == 3:
-        return parts[0], parts[1], parts[2], -1
-    if len(parts) == 4 and parts[3].isdecimal():
-        return parts[0], parts[1], parts[2], int(parts[3])
-    return None, None, None, -1
 
 
 def _replay_warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:

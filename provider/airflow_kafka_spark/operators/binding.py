@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineR
 from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations, compare_writers
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
-from airflow_kafka_spark.windows.model import ELSEWHERE, State, TopicPartition, Tries
+from airflow_kafka_spark.windows.model import ELSEWHERE, State, TaskInstanceKey, TopicPartition, Tries
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
@@ -59,8 +59,7 @@ class Run:
     @property
     def id(self) -> str:
         """``<dag_id>/<run_id>/<task_id>``, with ``/<map_index>`` behind it for a mapped task."""
-        mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
-        return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
+        return TaskInstanceKey(self.dag_id, self.run_id, self.task_id, self.map_index).run
 
 
 def get_deployment() -> str:

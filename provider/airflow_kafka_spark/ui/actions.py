@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, WindowOpen
-from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey
 from airflow_kafka_spark.ui.responses import RequestRefused
+from airflow_kafka_spark.windows.model import TaskInstanceKey
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.base import ChangeRequest, Move

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from airflow_kafka_spark.windows.lag import Cadence, Timetabled, Unscheduled
+from airflow_kafka_spark.windows.model import TaskInstanceKey
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_start, parse_stop
 
 if TYPE_CHECKING:
@@ -449,36 +450,6 @@ MAX_FAILED = 1_000
 
 RUNNING = frozenset({"running", "queued", "scheduled", "restarting", "deferred", "up_for_reschedule"})
 FAILED = frozenset({"failed", "up_for_retry", "upstream_failed"})
-
-
-class TaskInstanceKey(NamedTuple):
-    """Identity of a task instance, as the run of a window names it."""
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int = -1
-
-    @property
-    def url(self) -> str:
-        """The address of its page in Airflow, relative to the base URL."""
-        dag, run, task = (quote(part, safe="") for part in self[:3])
-        mapped = f"/mapped/{self.map_index}" if self.map_index >= 0 else ""
-        return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"
-
-
-def parse_task_of_run(run: str) -> TaskInstanceKey | None:
-    """Return the task instance that ``run`` names; None if no task planned the window.
-
-    :param run: ``<dag_id>/<run_id>/<task_id>[/<map_index>]``. The run id may contain slashes, the other ids may not.
-    """
-    dag_id, _, rest = run.partition("/")
-    run_id, _, task_id = rest.rpartition("/")
-    map_index = -1
-    if task_id.isdecimal() and "/" in run_id:
-        map_index = int(task_id)
-        run_id, _, task_id = run_id.rpartition("/")
-    return TaskInstanceKey(dag_id, run_id, task_id, map_index) if dag_id and run_id and task_id else None
 
 
 @dataclass(frozen=True)

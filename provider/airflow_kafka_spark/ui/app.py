@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.ui.actions import ActionContext, ActionResult, parse_request, perform_action
-from airflow_kafka_spark.ui.airflow_metadata import RUNNING, TaskInstanceKey, TaskRunning, clear_task
+from airflow_kafka_spark.ui.airflow_metadata import RUNNING, TaskRunning, clear_task
 from airflow_kafka_spark.ui.previews import (
     MAX_DEAD_LETTERS,
     MAX_RECORDS,
@@ -35,7 +35,7 @@ from airflow_kafka_spark.ui.previews import (
 from airflow_kafka_spark.ui.responses import PlainJSONResponse, RequestRefused, make_error_response, make_response
 from airflow_kafka_spark.ui.views import ListQuery, UserView, find_browsable_topics, format_windows_as_csv, list_stored_windows
 from airflow_kafka_spark.ui.watcher import get_watcher, make_hook
-from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.model import TaskInstanceKey, TopicPartition
 
 log = logging.getLogger(__name__)
 

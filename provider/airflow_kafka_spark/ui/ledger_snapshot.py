@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from airflow_kafka_spark.ledger.lag import parse_epoch_seconds
-from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, parse_task_of_run
 from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement, ReadPosition
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, find_missing_intervals, parse_ledger_name
@@ -30,7 +29,7 @@ from airflow_kafka_spark.windows.memory import (
     WindowEntry,
     fold_records,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition
+from airflow_kafka_spark.windows.model import State, TaskInstanceKey, TopicPartition
 
 K = TypeVar("K")
 RecordKey: TypeAlias = "tuple[str | int, ...]"
@@ -475,14 +474,14 @@ def _make_summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) ->
         # Only the first window is planned: the pipeline has read up to where it begins.
         offsets = {r.topic_partition: r.start for r in open_entry.window.ranges}
     read_position = ReadPosition(offsets, ids, () if has_source else topics, group, by_group)
-    tasks = (parse_task_of_run(e.attempt.run) for e in unfinished)
+    tasks = (TaskInstanceKey.parse(e.attempt.run) for e in unfinished)
     return PipelineSummary(
         pipeline,
         read_position=read_position,
         last=last,
         open=open_entry,
         running_tasks=tuple(dict.fromkeys(task for task in tasks if task)),
-        owner=parse_task_of_run(newest.window.run) if newest else None,
+        owner=TaskInstanceKey.parse(newest.window.run) if newest else None,
         pause=memory.pause,
         cadence=cadence,
         past={}

@@ -24,9 +24,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     LedgerName,
     PipelineTask,
     TaskError,
-    TaskInstanceKey,
     TaskInstanceState,
-    parse_task_of_run,
     read_configuration,
     read_paused_dags,
     read_task_states,
@@ -49,7 +47,7 @@ from airflow_kafka_spark.windows.dead_letters import DeadLetters, find_dead_lett
 from airflow_kafka_spark.windows.interval import find_missing_intervals
 from airflow_kafka_spark.windows.lag import Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
-from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, State, TaskInstanceKey, TopicPartition
 from airflow_kafka_spark.windows.times import format_instant
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ class PipelineItem:
         """The task instances whose states determine the activity of the pipeline."""
         if self.summary is None or self.summary.open is None:
             return ()
-        planner = parse_task_of_run(self.summary.open.window.run)
+        planner = TaskInstanceKey.parse(self.summary.open.window.run)
         return tuple(dict.fromkeys([*self.summary.running_tasks, *([planner] if planner else [])]))
 
 
@@ -212,14 +210,14 @@ def _find_activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]
     running = [task for task, found in states.items() if found.state in RUNNING]
     entry = summary.open
     if entry is not None and running:
-        planner, worker = parse_task_of_run(entry.window.run), parse_task_of_run(entry.attempt.run)
+        planner, worker = TaskInstanceKey.parse(entry.window.run), TaskInstanceKey.parse(entry.attempt.run)
         if planner != worker and {planner, worker} <= set(running):
             return "conflict", f"two runs work on window {get_entry_name(entry)}: {entry.window.run} and {entry.attempt.run}"
         return "running", ""
     if _is_paused(item, airflow):
         return "paused", ""
     if entry is not None:
-        worker = parse_task_of_run(entry.attempt.run)
+        worker = TaskInstanceKey.parse(entry.attempt.run)
         found = states.get(worker) if worker else None
         ended = found is None or found.state in FAILED or found.state in ("success", "skipped", "removed", None)
         if ended:
@@ -247,7 +245,7 @@ def _find_failure_since(item: PipelineItem, airflow: AirflowState, entry: Window
     A run of another data interval has another window.
     """
     newest = _find_last_failure(item, airflow)
-    if newest is None or entry.window.interval or newest.key == parse_task_of_run(entry.attempt.run):
+    if newest is None or entry.window.interval or newest.key == TaskInstanceKey.parse(entry.attempt.run):
         return None
     return newest if (newest.started_at or newest.ended_at) > parse_start_time(entry) else None
 
@@ -265,7 +263,7 @@ def _describe_failure(item: PipelineItem, airflow: AirflowState) -> JsonObject |
     entry = item.summary.open if item.summary else None
     later = _find_failure_since(item, airflow, entry) if entry is not None else None
     if entry is not None and later is None:
-        task, attempt = parse_task_of_run(entry.attempt.run), entry.attempt
+        task, attempt = TaskInstanceKey.parse(entry.attempt.run), entry.attempt
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
         error = found.error if found and found.error and found.error.at >= parse_start_time(entry) else None
@@ -332,7 +330,7 @@ def _describe_running(item: PipelineItem, airflow: AirflowState, now: float) -> 
     entry = item.summary.open if item.summary else None
     if entry is None:
         return None
-    task = parse_task_of_run(entry.attempt.run)
+    task = TaskInstanceKey.parse(entry.attempt.run)
     state = airflow.states.get(task) if task else None
     return {
         "number": entry.window.number,
@@ -513,7 +511,7 @@ class WindowView:
     def __init__(self, entry: WindowEntry, dead: DeadLetters | None) -> None:
         self.entry, self.dead = entry, dead
         self.name = get_entry_name(entry)
-        self.task = parse_task_of_run(entry.window.run)
+        self.task = TaskInstanceKey.parse(entry.window.run)
 
     @property
     def landed(self) -> tuple[Landed, ...]:

@@ -66,6 +66,7 @@ from airflow_kafka_spark.windows.model import (
     Marker,
     Published,
     State,
+    TaskInstanceKey,
     TopicPartition,
     Tries,
     Window,
@@ -717,24 +718,12 @@ def is_same_run(known: str, wanted: str) -> bool:
     """Return True if two names denote one run, or runs of two DAGs for the same moment."""
     if known == wanted:
         return True
-    known_dag, known_run, known_task = _split_run_name(known)
-    dag, run, task = _split_run_name(wanted)
-    if (known_dag, known_task) != (dag, task):
+    tasks = [TaskInstanceKey.parse(run) for run in (known, wanted)]
+    moments = [_parse_moment(task.run_id) if task else None for task in tasks]
+    if None in moments or moments[0] != moments[1]:
         return False
-    if known_run == run:
-        return True
-    moments = [_parse_moment(text) for text in (known_run, run)]
-    return None not in moments and moments[0] == moments[1]
-
-
-def _split_run_name(run: str) -> tuple[str, str, str]:
-    """Return DAG, run id and task of a run's name. The task includes the map index. Only the run id may contain slashes."""
-    dag, _, rest = run.partition("/")
-    run_id, _, task = rest.rpartition("/")
-    if task.isdecimal() and "/" in run_id:
-        run_id, _, name = run_id.rpartition("/")
-        task = f"{name}/{task}"
-    return dag, run_id, task
+    one, other = (task and task._replace(run_id="") for task in tasks)
+    return one == other
 
 
 def _parse_moment(run_id: str) -> datetime | None:

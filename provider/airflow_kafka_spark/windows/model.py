@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.times import TimestampHistogram
@@ -542,6 +543,51 @@ class Applied:
         """
         ids = (window.cluster_id, window.topic_ids)
         return cls(window.pipeline, window.number, window.ranges, written, deleted, window.replay, *ids)
+
+
+# --- the task of a run --------------------------------------------------------------------------------------------------
+
+
+class TaskInstanceKey(NamedTuple):
+    """Identity of a task instance, as the run of a window names it.
+
+    :param dag_id: the DAG.
+    :param run_id: the DAG run.
+    :param task_id: the task.
+    :param map_index: index of a mapped task, -1 without mapping.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @classmethod
+    def parse(cls, run: str) -> TaskInstanceKey | None:
+        """Return the task instance that a run names; None if no task planned the window.
+
+        :param run: ``<dag_id>/<run_id>/<task_id>[/<map_index>]``. The run id may contain slashes, the other ids may not.
+        """
+        dag_id, _, rest = run.partition("/")
+        run_id, _, task_id = rest.rpartition("/")
+        map_index = -1
+        if task_id.isdecimal() and "/" in run_id:
+            map_index = int(task_id)
+            run_id, _, task_id = run_id.rpartition("/")
+        return cls(dag_id, run_id, task_id, map_index) if dag_id and run_id and task_id else None
+
+    @property
+    def run(self) -> str:
+        """``<dag_id>/<run_id>/<task_id>``, with ``/<map_index>`` behind it for a mapped task."""
+        mapped = f"/{self.map_index}" if self.map_index >= 0 else ""
+        return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
+
+    @property
+    def url(self) -> str:
+        """The address of its page in Airflow, relative to the base URL."""
+        dag, run, task = (quote(part, safe="") for part in self[:3])
+        mapped = f"/mapped/{self.map_index}" if self.map_index >= 0 else ""
+        return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"
 
 
 # --- tries of a task ----------------------------------------------------------------------------------------------------

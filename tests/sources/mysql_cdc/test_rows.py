@@ -133,10 +133,10 @@ def test_rows_of_several_packets_are_read_and_errors_behind_some_rows_are_raised
         assert [(len(raw), set(raw)) for raw in values] == [(size, {48 + n}) for n, size in enumerate(sizes)]
     finally:
         shop.execute(f"SET GLOBAL max_allowed_packet = {before}")
-    shop.execute("CREATE TABLE few (id int PRIMARY KEY)", "INSERT INTO few SELECT seq FROM seq_1_to_20000")
+    shop.execute("CREATE TABLE few (id int PRIMARY KEY)", "INSERT INTO few SELECT seq FROM seq_1_to_50000")
     shop.execute(
         "CREATE FUNCTION fails(n int) RETURNS int DETERMINISTIC NO SQL "
-        "BEGIN IF n = 19000 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too many'; END IF; RETURN n; END"
+        "BEGIN IF n = 49000 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too many'; END IF; RETURN n; END"
     )
     read = list[int]()
     with pytest.raises(SourceRejected, match="reading: too many"), server.open_session("reading") as connection:

@@ -117,25 +117,22 @@ class ChunkPlanner(ABC):
     """Plans the next chunks.
 
     :param most: maximum number of chunks in a window.
+    :param chunk_rows: maximum number of rows of a chunk.
     :param bounds: the fields of a split beside its chunk: the point in the log and the log's identity.
     """
 
     most: int
+    chunk_rows: int
     bounds: Mapping[str, Any]
     splits: list[dict[str, Any]] = field(default_factory=list, init=False)
 
     @abstractmethod
-    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+    def find_ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
         """Return the last keys of the next chunks, without that of the table's last chunk; None if the table no longer exists.
 
         :param most: maximum number of keys.
         :raises SourceRejected: the table has another key than when its snapshot was begun.
         """
-
-    @property
-    @abstractmethod
-    def chunk_rows(self) -> int:
-        """The maximum number of rows of a chunk."""
 
     @abstractmethod
     def make_token(self) -> dict[str, Any]:
@@ -155,7 +152,7 @@ class ChunkPlanner(ABC):
 
     def _cut(self, table: TableSnapshot, most: int) -> bool:
         """Plan the next chunks of a table, and return False if the table no longer exists."""
-        after, ends = table.upto, self.ends(table, most)
+        after, ends = table.upto, self.find_ends(table, most)
         if ends is None:
             return False
         for end in ends:

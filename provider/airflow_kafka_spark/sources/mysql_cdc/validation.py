@@ -141,7 +141,7 @@ class MySqlLogValidation:
         try:
             with self.server.open_session("reading the end of the log") as connection:
                 monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
-                self.server.end(connection)
+                self.server.read_end(connection)
                 files = self.server.list_files(connection)
         except SourceRejected as error:
             action = f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO {user}"

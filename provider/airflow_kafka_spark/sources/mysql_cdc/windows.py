@@ -102,29 +102,22 @@ class MySqlChunkPlanner(ChunkPlanner):
 
     :param server: the server.
     :param connection: a session.
-    :param rows: number of rows of a chunk.
     :param form: the form of values.
     """
 
     server: LogServer
     connection: Connection
-    rows: int
     form: ValueForm
 
     def __post_init__(self) -> None:
         prepare_session(self.connection)
 
-    @property
-    def chunk_rows(self) -> int:
-        """The maximum number of rows of a chunk."""
-        return self.rows
-
     def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
-        return make_chunk_token(self.server.end(self.connection))
+        return make_chunk_token(self.server.read_end(self.connection))
 
-    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
+    def find_ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.find_ends`."""
         shape = read_table_shape(self.server, self.connection, table.table, self.form)
         if shape is None:
             self._refuse_renamed(table)
@@ -141,7 +134,9 @@ class MySqlChunkPlanner(ChunkPlanner):
             return f"WHERE {DIALECT.make_after_condition(names, format_literals(table.types, key))} "
 
         while table.key and len(found) < most:
-            query = f"SELECT {texts} FROM {shape.source} {make_condition(after)}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
+            query = (
+                f"SELECT {texts} FROM {shape.source} {make_condition(after)}ORDER BY {ordering} LIMIT {self.chunk_rows - 1}, 1"
+            )
             last = fetch_rows(self.connection, query)
             if not last:
                 break
@@ -156,7 +151,7 @@ class MySqlChunkPlanner(ChunkPlanner):
 
         :raises SourceRejected: it may have another name now.
         """
-        start, end = LogCoordinates.parse(self.bounds["start"]), self.server.end(self.connection)
+        start, end = LogCoordinates.parse(self.bounds["start"]), self.server.read_end(self.connection)
         is_renamed = table.is_renamed
         for located in self.server.read_events_up_to(start, end) if start.order < end.order and not is_renamed else ():
             is_renamed = is_renamed or (located.event.kind == binlog.QUERY and may_rename(located.event.body, table.table))
@@ -210,7 +205,7 @@ class MySqlLogWindowPlanner:
         if position is not None and position.get("finished"):
             return FrozenWindow((), position)
         with self.server.open_session("freezing a window of the log") as connection:
-            now = self.server.end(connection)
+            now = self.server.read_end(connection)
             form = self._make_form(connection)
             position, start, files = self._start(connection, position, now, may_restart)
             identity = self.server.read_identity(connection)
@@ -364,7 +359,7 @@ class MySqlLogWindowPlanner:
             bounds=bounds,
             server=self.server,
             connection=connection,
-            rows=self.options.snapshot_chunk_rows,
+            chunk_rows=self.options.snapshot_chunk_rows,
             form=form.values,
         )
         state = chunks.cut(state)
@@ -457,7 +452,7 @@ class MySqlLogWindowPlanner:
         start = LogCoordinates.parse(position["place"])
         known = LogCoordinates.parse(position.get("begun", position["place"]))
         with self.server.open_session("reading the length of the log") as connection:
-            now = self.server.end(connection)
+            now = self.server.read_end(connection)
             return compute_distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
     def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:

@@ -136,17 +136,12 @@ class PostgresChunkPlanner(ChunkPlanner):
     connection: psycopg.Connection[Any]
     options: PostgresCdcOptions
 
-    @property
-    def chunk_rows(self) -> int:
-        """The maximum number of rows of a chunk."""
-        return self.options.snapshot_chunk_rows
-
     def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
         return make_snapshot_token(self.connection)
 
-    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
+    def find_ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.find_ends`."""
         shape = read_table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
             refuse_renamed(self.connection, table)
@@ -306,7 +301,13 @@ class PostgresLogWindowPlanner:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
         bounds = {"start": format_lsn(start), "log": dict(identity)}
         most = self.options.snapshot_chunks_per_window
-        chunks = PostgresChunkPlanner(most=most, bounds=bounds, connection=connection, options=self.options)
+        chunks = PostgresChunkPlanner(
+            most=most,
+            chunk_rows=self.options.snapshot_chunk_rows,
+            bounds=bounds,
+            connection=connection,
+            options=self.options,
+        )
         snapshot = chunks.cut(snapshot)
         return FrozenWindow(tuple(chunks.splits), self._make_position(start, flushed, identity, snapshot), remaining=True)
 

@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, j
 from airflow_kafka_spark.sources.cdc.tasks.events import ColumnForm, EventFrame, TableWriter, ValueConverter, ValueRefused
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA
 
-PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
+PIECE_ROWS, PIECE_BYTES = 32_768, 4 << 20
 """Rows, and bytes of them, that are converted at once."""
 
 

@@ -224,7 +224,7 @@ class LogServer:
 
     # --- positions ---
 
-    def end(self, connection: Connection) -> LogCoordinates:
+    def read_end(self, connection: Connection) -> LogCoordinates:
         """Return the end of the log: every transaction before it is complete.
 
         :raises SourceRejected: the server writes no log.

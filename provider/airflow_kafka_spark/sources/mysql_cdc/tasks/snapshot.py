@@ -102,7 +102,7 @@ def _take_snapshot_of_locked(server: LogServer, connection: Connection, name: Se
                 return None
             raise
         fetch_rows(connection, BEGIN)
-        return server.end(connection)
+        return server.read_end(connection)
 
 
 def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
@@ -176,7 +176,7 @@ def _lock_table(connection: Connection, name: Sequence[str]) -> bool:
 
 def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoordinates, name: Sequence[str]) -> bool:
     """Return True if there may be a statement on a table between some coordinates and the end of the log, as a RENAME."""
-    end = server.end(connection)
+    end = server.read_end(connection)
     if end.order <= coordinates.order:
         return False
     named = _match_name(name[1])
