@@ -149,7 +149,7 @@ def run(made: Combination, arguments: Sequence[str]) -> tuple[str, str]:
     with open(log, "w", encoding="utf-8") as output:
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
+    last = f"ended by signal {-code}" if code < 0 else lines[-1] if lines else ""
     return _row(made, shown, "passed" if code == 0 else "failed"), f"{last} ({log})"
 
 

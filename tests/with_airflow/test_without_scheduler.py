@@ -1,11 +1,12 @@
 """The embedded Airflow itself: the order of its start, the database of its metadata, DAG files that come later, and errors when
-a process dies. These tests run last: they end the scheduler.
+a process dies; and a window whose scheduler dies. These tests run last: they end the scheduler.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 
 import psutil
 import psycopg
@@ -13,6 +14,8 @@ import pytest
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.pipelines import Pipeline
+from tests.with_airflow.test_intervals import tasks
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -27,6 +30,10 @@ with DAG("later", schedule=None):
 
     number()
 """
+
+
+def has_ended(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +86,60 @@ def test_the_api_server_answers_before_the_scheduler_starts(airflow):
     assert "startup complete" in text.lower() or "running on" in text.lower(), text[-2000:]
     assert started["api-server"] < min(started["scheduler"], started["triggerer"])
     assert not re.search("Connection refused", airflow.log("scheduler").read_text())
+
+
+@pytest.mark.extended
+def test_a_task_that_its_dead_scheduler_has_left_behind_and_the_attempt_of_the_next_scheduler_move_the_window_once(
+    site, airflow, kafka
+):
+    kafka.create_topic("orphaned", 3)
+    place = str(site.files / "orphaned")
+    flow = Pipeline(
+        kafka=kafka, postgres=None, kind="files", name="orphaned", topic="orphaned", place=place, directory=site.files
+    )
+    flow.produce(700)
+    run_id = airflow.trigger("orphaned")
+    scheduler = psutil.Process(airflow.pid("scheduler"))
+    stopped = list[psutil.Process]()
+
+    def has_stopped() -> bool:
+        stopped[:] = [task for task in tasks(scheduler).values() if task.status() == psutil.STATUS_STOPPED]
+        return bool(stopped)
+
+    assert wait_until(has_stopped, 300), airflow.account("orphaned", run_id)
+    [task] = stopped
+    supervisor = task.parent()
+    # The supervisor would kill the task when it hears from the API server that another attempt has begun.
+    supervisor.suspend()
+    scheduler.kill()
+    assert wait_until(lambda: has_ended(scheduler), 60)
+    airflow.env["AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL"] = "5"
+    airflow._launch("scheduler")
+    try:
+        assert airflow.wait("orphaned", run_id, 600) == "success", airflow.account("orphaned", run_id)
+        report = site.value("orphaned", run_id, "task")
+        assert report["attempts"] == 2
+        flow.reports.append(report)
+        assert flow.check() == 700
+        # The task goes on until it waits for its supervisor, which then ends it.
+        task.resume()
+        seen = [-1.0]
+
+        def waits() -> bool:
+            seen.append(sum(task.cpu_times()[:2]))
+            return seen[-1] == seen[-2] and task.status() == psutil.STATUS_SLEEPING
+
+        assert wait_until(waits, 120, every=1.0)
+        assert flow.check() == 700
+        supervisor.resume()
+        assert wait_until(lambda: has_ended(task), 120)
+    finally:
+        for process in (task, supervisor):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    assert flow.check() == 700
+    run_id, state = airflow.run("orphaned", 300)
+    assert state == "success", airflow.account("orphaned", run_id)
 
 
 @pytest.mark.extended
