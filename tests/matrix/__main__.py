@@ -78,8 +78,8 @@ COMBINATIONS = (
         is_free=True,
     ),
     Combination("airflow-3.1", "3.12", ("apache-airflow>=3.1,<3.2", "pyspark==4.2.0"), is_free=True),
-    Combination("oldest-clients", "3.11", ("confluent-kafka==2.6.0", "pyarrow==16.1.0", "pandas==2.2.2"), ("numpy",)),
-    Combination("newest-clients", "3.12", ("confluent-kafka>=2.6", "pyarrow>=16.1", "pyspark==4.2.0"), is_free=True),
+    Combination("oldest-clients", "3.11", ("confluent-kafka==2.10.1", "pyarrow==16.1.0", "pandas==2.2.2"), ("numpy",)),
+    Combination("newest-clients", "3.12", ("confluent-kafka>=2.10.1", "pyarrow>=16.1", "pyspark==4.2.0"), is_free=True),
 )
 
 

@@ -746,8 +746,6 @@ class EmbeddedKafka(Embedded):
             for future in self._make_admin_client().list_offsets(wanted, request_timeout=5).values():
                 future.result(60)
         except KafkaException:
-            # Old clients keep the leaders of a topic that was deleted, and do not find those of a new one of its name.
-            self._admin_client = None
             return False
         return True
 

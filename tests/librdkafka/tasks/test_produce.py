@@ -96,13 +96,13 @@ def test_a_column_of_another_type_is_refused():
 
 
 @pytest.mark.parametrize(
-    "release, is_known", [("2.5.3", False), ("2.6.0", True), ("2.16.1", True), ("2.17.0rc1", False), ("3.0", False)]
+    "release, is_known", [("2.9.0", False), ("2.10.1", True), ("2.16.1", True), ("2.17.0rc1", False), ("3.0", False)]
 )
 def test_the_memory_of_a_client_that_was_not_tried_is_not_touched(monkeypatch, release, is_known):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: release)
     find_obstacle.cache_clear()
     try:
-        expected = "" if is_known else f"confluent-kafka is {release}; expected 2.6 or newer, and older than 2.17"
+        expected = "" if is_known else f"confluent-kafka is {release}; expected 2.10 or newer, and older than 2.17"
         assert find_obstacle() == expected
     finally:
         find_obstacle.cache_clear()

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, Producer, cimpl
 
-OLDEST, BEFORE = (2, 6), (2, 17)
+OLDEST, BEFORE = (2, 10), (2, 17)
 """The releases of confluent-kafka whose producers have librdkafka's client in their first field: the oldest one, and the first
 one that was not tried. Others may have it elsewhere."""
 
