@@ -141,7 +141,7 @@ class Report:
         attempt has committed them.
     :param consumption: number of records by time, beside the counts of an upstream system; None in the same cases.
     :param timings: seconds of each step: ``fence``, ``plan``, ``move``; ``total`` from the fence to the end of ``move``, without
-        the validation before it and the close after it; and of the parts of ``move`` (:func:`~airflow_kafka_spark.windows.times.compute_move_seconds`).
+        the validation before it and the close after it; and of the parts of ``move`` (:func:`.compute_move_seconds`).
     :param committed: offsets that the consumer group was set to, by ``topic-partition``.
     :param group_id: the consumer group.
     :param sink: the sink's asset URI.
