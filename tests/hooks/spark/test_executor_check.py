@@ -109,7 +109,7 @@ def test_a_version_that_is_too_new_is_compared_with_the_drivers(elsewhere):
     needed = needs("avro", "kafka")
     assert {p.name: (p.minimum, p.below) for p in needed.packages if p.part != "spark"} == {
         "polars": ("2.0", "3"),
-        "confluent-kafka": ("2.6", ""),
+        "confluent-kafka": ("2.10.1", ""),
     }
     new = replace(next(p for p in needed.packages if p.part == "kafka"), below="2", driver="1.9")
     assert replace(needed, packages=(new,)).find_obstacles() == [
