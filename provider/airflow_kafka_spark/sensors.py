@@ -485,12 +485,13 @@ class KafkaWindowSensor(KafkaSensor):
 
     def make_trigger(self, context: Mapping[str, Any], polling: Polling) -> KafkaWindowTrigger:
         from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe, raise_problems
+        from airflow_kafka_spark.windows.model import TaskInstanceKey
 
         ti, run, pipeline, since = context["ti"], self.run, self.pipeline, self.since
         problems = self._find_argument_problems()
         if self.external_task_id:
             dag_id = self.external_dag_id or ti.dag_id
-            run = run or f"{dag_id}/{ti.run_id}/{self.external_task_id}"
+            run = run or TaskInstanceKey(dag_id, ti.run_id, self.external_task_id).run
             pipeline = pipeline or f"{dag_id}.{self.external_task_id}"
         if not run and self.after is None and since is None:
             since = getattr(context.get("dag_run"), "run_after", None)

@@ -8,11 +8,14 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from email.message import Message
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka
 from tests.ui.past import Past
@@ -142,3 +145,16 @@ class Site:
         """Return the value that a task has returned."""
         found = self.airflow.xcom(dag_id, run_id, task_id)
         return json.loads(found) if isinstance(found, str) else found
+
+
+def find_tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
+    """Return the processes of tasks below this scheduler, by the ids of the task instances, which are the titles of the
+    processes.
+    """
+    found = {}
+    for process in scheduler.children(recursive=True):
+        with suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if title.startswith("airflow worker -- ") and "LocalExecutor" not in title:
+                found[title.removeprefix("airflow worker -- ").strip()] = process
+    return found

@@ -20,7 +20,7 @@ from airflow_kafka_spark.windows.lag import Unscheduled
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import COLUMNS, order, row_of
 from tests.support.waiting import eventually
-from tests.with_airflow.site import BEGIN, HOURS, LAST, NOW
+from tests.with_airflow.site import BEGIN, HOURS, LAST, NOW, find_tasks
 
 KILLS = max(1, HOURS // 6)
 TOPIC = "hours"
@@ -75,7 +75,7 @@ def _kill(airflow, dag_ids: tuple[str, ...], killed: list[str], done: threading.
     dag_of: dict[str, str] = {}
     due: dict[str, dict[str, float]] = {dag_id: {} for dag_id in dag_ids}
     while len(killed) < KILLS * len(dag_ids) and not done.wait(0.2):
-        alive = tasks(scheduler)
+        alive = find_tasks(scheduler)
         if alive.keys() - dag_of.keys():
             found = airflow.api("GET", "/dags/~/dagRuns/~/taskInstances?state=running&limit=100")["task_instances"]
             dag_of |= {task["id"]: task["dag_id"] for task in found}
@@ -88,19 +88,6 @@ def _kill(airflow, dag_ids: tuple[str, ...], killed: list[str], done: threading.
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
                     killed.append(dag_id)
-
-
-def tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
-    """Return the processes of tasks below this scheduler, by the ids of the task instances, which are the titles of the
-    processes.
-    """
-    found = {}
-    for process in scheduler.children(recursive=True):
-        with suppress(psutil.Error):
-            title = " ".join(process.cmdline())
-            if title.startswith("airflow worker -- ") and "LocalExecutor" not in title:
-                found[title.removeprefix("airflow worker -- ").strip()] = process
-    return found
 
 
 def schedules_of(airflow) -> dict[str, DagSchedule]:

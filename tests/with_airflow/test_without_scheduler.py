@@ -15,7 +15,7 @@ import pytest
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing._processes import wait_until
 from tests.support.pipelines import Pipeline
-from tests.with_airflow.test_intervals import tasks
+from tests.with_airflow.site import find_tasks
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -103,7 +103,7 @@ def test_a_task_that_its_dead_scheduler_has_left_behind_and_the_attempt_of_the_n
     stopped = list[psutil.Process]()
 
     def has_stopped() -> bool:
-        stopped[:] = [task for task in tasks(scheduler).values() if task.status() == psutil.STATUS_STOPPED]
+        stopped[:] = [task for task in find_tasks(scheduler).values() if task.status() == psutil.STATUS_STOPPED]
         return bool(stopped)
 
     assert wait_until(has_stopped, 300), airflow.account("orphaned", run_id)

@@ -226,9 +226,7 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     assert window is not None, "a replay names its window"
     title = f"Window {window.interval or window.number} of pipeline {request.pipeline} {did}"
     rows = tuple((f"{r.topic}-{r.partition}", str(r.start), str(r.end)) for r in window.ranges)
-    clear = None
-    if window.dag_id and window.run_id and window.task_id:
-        clear = TaskInstanceKey(window.dag_id, window.run_id, window.task_id, window.map_index)
+    clear = TaskInstanceKey.parse(window.run)
     return ActionResult(not request.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 

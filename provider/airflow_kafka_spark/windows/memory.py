@@ -718,12 +718,11 @@ def is_same_run(known: str, wanted: str) -> bool:
     """Return True if two names denote one run, or runs of two DAGs for the same moment."""
     if known == wanted:
         return True
-    tasks = [TaskInstanceKey.parse(run) for run in (known, wanted)]
-    moments = [_parse_moment(task.run_id) if task else None for task in tasks]
-    if None in moments or moments[0] != moments[1]:
+    one, other = TaskInstanceKey.parse(known), TaskInstanceKey.parse(wanted)
+    if one is None or other is None or one._replace(run_id=other.run_id) != other:
         return False
-    one, other = (task and task._replace(run_id="") for task in tasks)
-    return one == other
+    moment = _parse_moment(one.run_id)
+    return moment is not None and moment == _parse_moment(other.run_id)
 
 
 def _parse_moment(run_id: str) -> datetime | None:
