@@ -180,6 +180,22 @@ def test_settings_and_software_lead_to_another_file(monkeypatch, tmp_path):
     assert find(CHAIN, same) == find(CHAIN, connect(monkeypatch, {}))
 
 
+@pytest.mark.usefixtures("not_started")
+def test_a_jar_or_a_file_of_settings_that_changes_under_its_name_leads_to_another_file(monkeypatch, tmp_path):
+    jar, properties = tmp_path / "extension.jar", tmp_path / "spark.properties"
+    named = connect(monkeypatch, {"spark.sql.extensions": "a.B", "spark.jars": f"file:{jar}"})
+    files = []
+    for size in (1, 2):
+        jar.write_bytes(b"x" * size)
+        files.append(find(CHAIN, named))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--properties-file {properties} pyspark-shell")
+    for size in (1, 2):
+        properties.write_bytes(b"x" * size)
+        files.append(find(CHAIN, named))
+    assert None not in files
+    assert len(set(files)) == 4
+
+
 def test_every_module_that_takes_part_in_a_plan_leads_to_another_file_when_it_changes():
     described = " ".join(plan_cache._list_software())
     assert all(name in described for name in ("jobs/arrow.py", "jobs/tasks/arrow.py", "transforms/fields.py", "json/format.py"))

@@ -37,7 +37,13 @@ from airflow_kafka_spark.hooks.spark.health import (
 )
 from airflow_kafka_spark.hooks.spark.jars import find_spark_jars
 from airflow_kafka_spark.hooks.spark.warm import client as warm
-from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, list_changes, parse_duration
+from airflow_kafka_spark.hooks.spark.warm.process import (
+    WarmSettings,
+    WarmUnavailable,
+    list_changes,
+    list_file_changes,
+    parse_duration,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -218,7 +224,9 @@ class SparkHook(BaseHook):
             if self._early is None and _has_session_of_others():
                 return None
             installed = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
-            return sorted([*self._list_analysis_settings(), *installed, os.environ.get("PYSPARK_SUBMIT_ARGS", "")])
+            settings = [*self._list_analysis_settings(), arguments := os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+            # A jar with an extension of Spark's SQL may be replaced under its name, and a file of settings edited.
+            return sorted([*settings, *installed, *list_file_changes([*settings, *arguments.split()])])
         except Exception:  # Spark is not installed, or has ended
             return None
 

@@ -19,7 +19,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -249,7 +249,7 @@ class WarmSettings:
         facts = {
             "master": self.master,
             "spark": dict(self.spark),
-            "files": [_describe_change(path) for path in self._list_files()],
+            "files": list_file_changes(self.spark.get(name, "") for name in _FILES),
             "java": str(find_java().resolve()),
             "jvm": archive.file.name if archive else list_changes(find_pyspark_jars()),
             "python": [sys.executable, sys.version],
@@ -263,10 +263,14 @@ class WarmSettings:
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
-    def _list_files(self) -> list[Path]:
-        """Return the local files and directories that settings name."""
-        named = re.split("[,:]", ",".join(self.spark.get(name, "") for name in _FILES))
-        return [Path(name.partition("#")[0].rstrip("*")) for name in named if name.startswith("/")]
+
+def list_file_changes(values: Iterable[str]) -> list[str]:
+    """Return a text for each local file or directory that settings name.
+
+    :param values: the values of the settings: paths and addresses, separated by commas or colons.
+    """
+    named = re.split("[,:=]", ",".join(values))
+    return [_describe_change(Path(name.partition("#")[0].rstrip("*"))) for name in named if name.startswith("/")]
 
 
 def list_changes(directory: Path, pattern: str = "*") -> list[str]:
