@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable
 from functools import cache
@@ -175,6 +177,88 @@ def test_every_line_of_a_field_or_an_item_in_a_docstring_is_indented() -> None:
         for line in dedented_lines(ast.get_docstring(node) or "")
     ]
     assert broken == []
+
+
+MODULES = sorted((ROOT / "provider").rglob("*.py"))
+REFERENCE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([^`]+)`")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def defined_names(within: ast.Module | ast.ClassDef) -> set[str]:
+    """Return the names that a module or a class defines or imports, and the attributes that methods of the class assign."""
+    names: set[str] = set()
+    for node in ast.walk(within):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return names
+
+
+@cache
+def names_of_modules() -> frozenset[str]:
+    return frozenset().union(*(defined_names(parsed(path)) for path in MODULES))
+
+
+@cache
+def names_of_classes() -> dict[str, set[str]]:
+    """The names of the methods and attributes of each class of the package, those of its base classes included."""
+    own: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for node in [node for path in MODULES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]:
+        own.setdefault(node.name, set()).update(defined_names(node))
+        bases.setdefault(node.name, set()).update(ast.unparse(base).partition("[")[0].split(".")[-1] for base in node.bases)
+
+    def collect(name: str) -> set[str]:
+        return own.get(name, set()).union(*(collect(base) for base in bases.get(name, set()) - {name}))
+
+    return {name: collect(name) for name in own}
+
+
+def leads_somewhere(name: str, around: set[str]) -> bool:
+    """Return True if a reference leads to a module, or to something in a module or a class.
+
+    :param name: the reference: a full name, one with a dot in front, which may be anywhere, or one of the module or class.
+    :param around: the names of the module and of the classes in which the reference is.
+    """
+    *owner, last = name.lstrip(".").split(".")
+    if owner and owner[-1] in names_of_classes():
+        return last in names_of_classes()[owner[-1]]
+    if name.startswith("."):
+        is_module = any(named(path).endswith(f"{name.replace('.', '/')}.py") for path in MODULES)
+        return is_module or last in names_of_modules()
+    if not owner:
+        return last in around or hasattr(builtins, last)
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def broken_references(module: ast.Module, text: str) -> list[str]:
+    """Return the references of a module's docstrings that lead nowhere, each behind the number of its line."""
+    here, broken = defined_names(module), []
+    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in REFERENCE.findall(line):
+            inside = [names_of_classes()[c.name] for c in classes if c.lineno <= number <= (c.end_lineno or 0)]
+            if not leads_somewhere(name, here.union(*inside)):
+                broken.append(f"{number}: {name}")
+    return broken
+
+
+def test_every_reference_in_a_docstring_leads_to_something() -> None:
+    text = '"""Calls :func:`open`, :meth:`Window.begin`, :meth:`Window.lost`, :data:`.LOST` and :func:`os.lost`."""'
+    assert broken_references(ast.parse(text), text) == ["1: Window.begin", "1: Window.lost", "1: .LOST", "1: os.lost"]
+    broken = {named(path): broken_references(parsed(path), path.read_text(encoding="utf-8")) for path in MODULES}
+    assert {path: found for path, found in broken.items() if found} == {}
 
 
 def test_the_reference_shows_every_public_name() -> None:

@@ -166,7 +166,7 @@ class ChainJob(SinkJob):
     Spark's SQL runs between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
 
     :param chain: converts records to rows.
-    :param schema: the rows' columns, as in the sink's :class:`Shape`.
+    :param schema: the rows' columns, as in the sink's :class:`.Shape`.
     :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
 

@@ -130,7 +130,7 @@ class KafkaHook(KafkaBaseHook):
 
     def make_java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
         """Return the connection in the Java client's settings, for Spark's Kafka source
-        (:func:`kafka_config.make_java_config`).
+        (:func:`.kafka.config.make_java_config`).
         """
         java = kafka_config.make_java_config(self.config, conn_id=self.conn_id, inline_files=inline_files)
         if java.ignored:
@@ -142,11 +142,11 @@ class KafkaHook(KafkaBaseHook):
         return java
 
     def make_consumer_config(self, **overrides: object) -> dict[str, Any]:
-        """Return the settings for a reader of frozen ranges; see :func:`kafka_config.make_consumer_config`."""
+        """Return the settings for a reader of frozen ranges; see :func:`.kafka.config.make_consumer_config`."""
         return kafka_config.make_consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
 
     def make_producer_config(self, **overrides: object) -> dict[str, Any]:
-        """Return the settings for a producer; see :func:`kafka_config.make_producer_config`."""
+        """Return the settings for a producer; see :func:`.kafka.config.make_producer_config`."""
         return kafka_config.make_producer_config(self.config, **overrides)
 
     @property

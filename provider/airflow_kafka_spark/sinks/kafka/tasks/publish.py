@@ -557,7 +557,7 @@ class Publisher:
         return f"publishing split {split} of window {self.ledger.number}"
 
     def _make_failure(self, error: BaseException, doing: str) -> KafkaSparkError:
-        """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record. Only the transaction reports this if
+        """Return the error to raise: :class:`.KafkaRefused` if the brokers refused a record. Only the transaction reports this if
         no callback watched the batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
         # Records that are sent are watched; the marker is not.
