@@ -466,7 +466,7 @@ def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_w
         for acl in sorted(rights_of_resend(), key=lambda acl: acl.name, reverse=True):
             with pytest.raises(RightMissing) as refused:
                 resend_dead_letters(hook, request, window=1)
-            assert (refused.value.name, refused.value.right) == (acl.name, acl.operation.name.title())
+            assert (refused.value.name, refused.value.rights) == (acl.name, (acl.operation.name.title(),))
             cluster.grant([acl])
         assert resend_dead_letters(hook, request, window=1).sent_again
         stable(cluster)

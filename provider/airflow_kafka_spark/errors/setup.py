@@ -243,8 +243,8 @@ class RightMissing(KafkaRefused):
     :param user: the user, in words.
     :param resource: the kind of resource: ``topic``, ``group``, ``transactional id`` or ``cluster``.
     :param name: the resource's name; "" if the brokers do not name it.
-    :param right: Kafka's name of the missing right, as ``Describe``, or several, separated by commas; "" if unknown.
-    :param needed: all rights on the resource that its use needs; default: the missing one. The command grants them.
+    :param rights: Kafka's names of the missing rights, as ``Describe``; empty if they are unknown.
+    :param needed: all rights on the resource that its use needs; default: the missing ones. The command grants them.
     """
 
     def __init__(
@@ -255,13 +255,14 @@ class RightMissing(KafkaRefused):
         user: str,
         resource: str,
         name: str,
-        right: str,
+        rights: Sequence[str],
         needed: Sequence[str] = (),
     ) -> None:
-        self.user, self.resource, self.name, self.right, self.needed = user, resource, name, right, tuple(needed)
+        self.user, self.resource, self.name, self.rights, self.needed = user, resource, name, tuple(rights), tuple(needed)
         named = f"{resource} `{name}`" if name else f"the {resource}"
-        missing = f"the right{'s' if ',' in right else ''} {right} on {named}" if right else f"a right on {named}"
-        command = f": {self._make_command()}" if name and right else ""
+        called = f"the right{'s' if len(rights) > 1 else ''} {', '.join(rights)}" if rights else "a right"
+        missing = f"{called} on {named}"
+        command = f": {self._make_command()}" if name and rights else ""
         super().__init__(
             conn_id,
             doing,
@@ -281,7 +282,7 @@ class RightMissing(KafkaRefused):
             resource = f"--transactional-id {shlex.quote(prefix)} --resource-pattern-type prefixed"
         else:
             resource = f"--{self.resource} {shlex.quote(self.name)}"
-        operations = " ".join(f"--operation {right}" for right in self.needed or self.right.split(", "))
+        operations = " ".join(f"--operation {right}" for right in self.needed or self.rights)
         return (
             "`kafka-acls.sh --bootstrap-server <broker> --command-config <admin.properties> --add "
             f"--allow-principal {shlex.quote(f'User:{user[1]}') if user else 'User:<user>'} {resource} {operations}`"
@@ -293,7 +294,7 @@ class RightMissing(KafkaRefused):
 
     def describe_as(self, conn_id: str, doing: str) -> RightMissing:
         """Return this error for another connection and another description of what was requested."""
-        return RightMissing(conn_id, doing, self.code, self.user, self.resource, self.name, self.right, self.needed)
+        return RightMissing(conn_id, doing, self.code, self.user, self.resource, self.name, self.rights, self.needed)
 
 
 class TopicMissing(KafkaSparkError):

@@ -313,6 +313,6 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
         for call in failing:
             with pytest.raises(RightMissing, match="Grant the right .* to user `eve`") as caught:
                 call()
-            assert (caught.value.code, caught.value.conn_id) == (code, "secured") and caught.value.right
+            assert (caught.value.code, caught.value.conn_id) == (code, "secured") and caught.value.rights
             assert f"{caught.value.resource} `{caught.value.name}`" in str(caught.value)
             assert caught.value.name in ("t", "g", "other")

@@ -193,7 +193,7 @@ def find_missing_right(
     resource = _CODES[code]
     needed = next((right for right in rights if right.resource == resource), Right(resource, ""))
     named = "kafka-cluster" if resource == "cluster" else needed.name or name
-    return RightMissing(user.conn_id, doing, code, user.identity, resource, named, needed.operation)
+    return RightMissing(user.conn_id, doing, code, user.identity, resource, named, [needed.operation] if needed.operation else [])
 
 
 def find_missing_right_in_java(text: str, doing: str) -> RightMissing | None:
@@ -203,7 +203,7 @@ def find_missing_right_in_java(text: str, doing: str) -> RightMissing | None:
         return None
     resource: Resource = "topic" if found[1] == "topics" else "group"
     code = "TOPIC_AUTHORIZATION_FAILED" if resource == "topic" else _GROUP
-    return RightMissing("", doing, code, "", resource, found[2].rstrip(","), "Read" if resource == "topic" else "Describe")
+    return RightMissing("", doing, code, "", resource, found[2].rstrip(","), ["Read" if resource == "topic" else "Describe"])
 
 
 @contextmanager
@@ -655,7 +655,7 @@ class KafkaCalls:
         :param needed: all rights on the resource that its use needs.
         """
         code = next(code for code, known in _CODES.items() if known == resource)
-        return RightMissing(self.conn_id, "checking rights", code, self._identity, resource, name, ", ".join(missing), needed)
+        return RightMissing(self.conn_id, "checking rights", code, self._identity, resource, name, missing, needed)
 
     def make_login_error(self, detail: str) -> ConnectionInvalid:
         return ConnectionInvalid(
