@@ -45,7 +45,7 @@ from airflow_kafka_spark.operators.publishing import (
 )
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
+from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint, compare_endpoints
 from airflow_kafka_spark.windows.model import (
     GIVEN_UP,
@@ -602,8 +602,8 @@ class SourceToKafkaOperator(WindowOperator):
         self.source.check_published(plan.splits, plan.position)
         tokens = [marker.result.token if marker.result else {} for marker in markers]
         after = replace(plan, position=self.source.compute_position_after(plan.splits, plan.position, tokens))
-        if plan.remaining and (rest := self._find_empty_window_after(after.position)):
-            after = replace(plan, position=rest.position, remaining=False)
+        if plan.remaining and (end := self._find_final_position(after.position)):
+            after = replace(plan, position=end, remaining=False)
             window = replace(window, source=after)
         ledger.move_source(after)
         report = sum_up_published(window, markers)
@@ -616,10 +616,11 @@ class SourceToKafkaOperator(WindowOperator):
             )  # fmt: skip
         return report
 
-    def _find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
-        """Return the window after the published one, if the source has nothing more. After an error the next run finds it."""
+    def _find_final_position(self, position: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the source's last position, if it has nothing more after the published window. After an error the next run
+        finds it."""
         try:
-            return self.source.find_empty_window_after(position)
+            return self.source.find_final_position(position)
         except KafkaSparkError as error:
             self.log.warning("The next window will find out whether the source has more: %s", error)
             return None

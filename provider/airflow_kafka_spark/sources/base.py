@@ -205,12 +205,12 @@ class RowSource(metaclass=OptionsType):
         """
         return position
 
-    def find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
-        """Return the window after one whose splits are published, if it has no splits and the source holds nothing more; None
-        (default) if it may have some.
+    def find_final_position(self, position: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the position at which the source ends, if it holds no row after a window whose splits are published; None
+        (default) if it may hold some.
 
-        The published window then ends at the position of this window, so that no further run is needed to learn that nothing is
-        left. Called before the window is complete, only if more rows were expected behind it when it was frozen.
+        The published window then ends at this position, so that no further run is needed to learn that nothing is left. Called
+        before the window is complete, only if more rows were expected behind it when it was frozen.
 
         :param position: behind the published window, from :meth:`compute_position_after`.
         :raises SourceUnavailable: the source does not answer.

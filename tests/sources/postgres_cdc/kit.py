@@ -127,13 +127,13 @@ class Windows:
             json.dumps(self.source.compute_position_after(splits, position, tokens) if splits else position)
         )
         assert self.position is not None
-        rest = self.source.find_empty_window_after(self.position) if splits and window.remaining else None
-        if rest is not None:
-            self.position = json.loads(json.dumps(rest.position))
+        end = self.source.find_final_position(self.position) if splits and window.remaining else None
+        if end is not None:
+            self.position = json.loads(json.dumps(end))
         assert self.position is not None
         if advance:
             self.source.finish_window(self.position)
-        return window.remaining and rest is None
+        return window.remaining and end is None
 
     def next(self) -> list[dict[str, Any]]:
         """Freeze, read and close a window."""

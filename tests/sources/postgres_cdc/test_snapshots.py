@@ -270,7 +270,7 @@ def test_an_open_window_of_chunks_does_not_begin_the_snapshot_again_if_the_slot_
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     position = windows.source.compute_position_after(window.splits, window.position, [windows.tokens[0]])
     with pytest.raises(LogLost, match="is gone"):
-        windows.source.find_empty_window_after(position)
+        windows.source.find_final_position(position)
     assert place.one(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{orders.name}'") == 0
 
 

@@ -80,9 +80,9 @@ class LogSource(RowSource):
         """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.compute_position_after`."""
         return self._make_planner().compute_position_after(splits, position, tokens)
 
-    def find_empty_window_after(self, position: Mapping[str, Any]) -> FrozenWindow | None:
-        """Return the window of the log behind the last chunks of a snapshot, if it has no changes. See
-        :meth:`RowSource.find_empty_window_after`."""
+    def find_final_position(self, position: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the end of the log, if it has no changes behind the last chunks of a snapshot. See
+        :meth:`RowSource.find_final_position`."""
         from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState
 
         if not SnapshotState.from_json(position).is_read:
@@ -91,7 +91,7 @@ class LogSource(RowSource):
         if frozen.splits or frozen.remaining:
             return None
         log.info("The snapshot is complete: all its rows are published, and the log has no further change")
-        return frozen
+        return frozen.position
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
         """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
