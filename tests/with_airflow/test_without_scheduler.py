@@ -1,5 +1,5 @@
 """The embedded Airflow itself: the order of its start, the database of its metadata, DAG files that come later, and errors when
-a process dies; and a window whose scheduler dies. These tests run last: they end the scheduler.
+a process dies; and a window whose triggerer or scheduler dies. These tests run last: they end both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import pytest
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.lag import commit, end_of, produce
 from tests.support.pipelines import Pipeline
+from tests.support.waiting import eventually
 from tests.with_airflow.site import find_tasks
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -86,6 +88,46 @@ def test_the_api_server_answers_before_the_scheduler_starts(airflow):
     assert "startup complete" in text.lower() or "running on" in text.lower(), text[-2000:]
     assert started["api-server"] < min(started["scheduler"], started["triggerer"])
     assert not re.search("Connection refused", airflow.log("scheduler").read_text())
+
+
+@pytest.mark.extended
+def test_sensors_of_a_dead_triggerer_go_on_in_the_next_one_and_nothing_is_started_twice(site, airflow, kafka):
+    """What they wait for comes while no triggerer runs."""
+    kafka.create_topic("awaited", 3)
+    place = str(site.files / "awaited")
+    flow = Pipeline(kafka=kafka, postgres=None, kind="files", name="awaited", topic="awaited", place=place, directory=site.files)
+
+    def count_loads() -> int:
+        return airflow.api("GET", "/dags/loads/dagRuns")["total_entries"]
+
+    def is_deferred() -> bool:
+        return airflow.task("waits_and_loads", run_id, "enough")["state"] == "deferred"
+
+    # The backlog has started its DAG before the triggerer dies.
+    before = count_loads()
+    commit(kafka, "loader", "watched-orders", end_of(kafka, "watched-orders"))
+    produce(kafka, "watched-orders", 6)
+    eventually(lambda: count_loads() > before)
+    started = count_loads()
+    run_id = airflow.trigger("waits_and_loads")
+    assert wait_until(is_deferred, 300), airflow.account("waits_and_loads", run_id)
+    triggerer = psutil.Process(airflow.pid("triggerer"))
+    processes = [triggerer, *triggerer.children(recursive=True)]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert wait_until(lambda: all(map(has_ended, processes)), 60)
+    flow.produce(700)
+    airflow.env["AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD"] = "10"
+    airflow._launch("triggerer")
+    assert is_deferred()
+    assert airflow.wait("waits_and_loads", run_id, 300) == "success", airflow.account("waits_and_loads", run_id)
+    assert site.value("waits_and_loads", run_id, "enough")["records"] == 700
+    report = site.value("waits_and_loads", run_id, "task")
+    assert (report["attempts"], report["records_written"]) == (1, 700)
+    flow.reports.append(report)
+    assert flow.check() == 700
+    assert count_loads() == started
 
 
 @pytest.mark.extended

@@ -1,11 +1,13 @@
-"""A DAG that a backlog starts, and sensors: in the triggerer, in a worker, and rescheduled."""
+"""A DAG that a backlog starts, and sensors: in the triggerer, in a worker, and rescheduled; and a window after a sensor."""
 
+import os
 from datetime import timedelta
 
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor
 from airflow_kafka_spark.triggers import KafkaLagTrigger
+from tests.support.pipelines import make
 
 TOPIC = "watched-orders"
 
@@ -36,3 +38,9 @@ with DAG("gives_up", schedule=None):
     KafkaLagSensor(task_id="soft", soft_fail=True, **AGAIN, **behind)
     KafkaLagSensor(task_id="hard", **behind)
     KafkaIntervalSensor(task_id="no_interval", topics="behind")
+
+with DAG("waits_and_loads", schedule=None, default_args=AGAIN):
+    names = dict.fromkeys(("topics", "group_id", "pipeline"), "awaited")
+    enough = dict(group_id="awaited", topics="awaited", at_least_records=700, poke_interval=0.5, timeout=1800)
+    moved = make("files", f"{os.environ['SITE_FILES']}/awaited", ledger_topic="ledger-awaited", **names)
+    KafkaLagSensor(task_id="enough", deferrable=True, **enough) >> moved
