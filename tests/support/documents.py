@@ -1,9 +1,10 @@
-"""Code of the documentation, for tests that run it as it is written."""
+"""Code of the documentation and of messages, for tests that run it as it is written."""
 
 from __future__ import annotations
 
 import re
 
+from airflow_kafka_spark.errors import Problem
 from tests.support.runs import ROOT
 
 
@@ -27,3 +28,10 @@ def read_grants(page: str, containing: str, **names: str) -> list[str]:
     for name, own in names.items():
         statements = re.sub(rf"(?<![\w.]){re.escape(name)}\b", lambda _, own=own: own, statements)
     return [statement.strip() for statement in statements.split(";") if statement.strip()]
+
+
+def list_commands(problem: Problem) -> list[str]:
+    """Return the statements of SQL that the action of a problem names, without what it names beside them."""
+    found = re.findall(r"(?:GRANT|ALTER ROLE) .*?(?=, or |; |$)", problem.action)
+    assert found, problem
+    return found

@@ -100,9 +100,10 @@ class Place:
         quoted = table if table.startswith('"') else f'"{table}"'
         return PostgresSink(self.conn_id, f"{self.quoted}.{quoted}", **{"lock_timeout": 30, **options})
 
-    def execute(self, statement: str) -> None:
+    def execute(self, *statements: str) -> None:
         """Unqualified names are those of this schema."""
-        self.connection.execute(statement.encode())
+        for statement in statements:
+            self.connection.execute(statement.encode())
 
     def rows(self, query: str) -> list[tuple]:
         return self.connection.execute(query.encode()).fetchall()

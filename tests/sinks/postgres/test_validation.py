@@ -16,7 +16,7 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Pipeline, Place, names, new_place, write
-from tests.support.documents import read_grants
+from tests.support.documents import list_commands, read_grants
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -319,6 +319,27 @@ def test_the_grants_in_the_documentation_are_enough_for_every_mode(place: Place,
         assert problems(sink) == []
         write(sink, Pipeline(KEYED, f"p{number}"), [{"id": number, "v": "new"}])
     assert place.rows("SELECT id FROM t ORDER BY id") == [(0,), (1,)]
+
+
+def test_each_missing_right_is_named_with_the_command_that_grants_it(place: Place, role: str):
+    place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
+    database = json.loads(place.server.connection_json())["schema"]
+    place.execute(f'REVOKE TEMPORARY ON DATABASE "{database}" FROM PUBLIC')
+    sinks = [place.sink(mode="upsert", key=["id"], delete_enabled=True), place.sink(atomic="split")]
+    try:
+        place.execute(*(command for sink in sinks for problem in problems(sink) for command in list_commands(problem)))
+        assert [problems(sink) for sink in sinks] == [[], []]
+        for right, rest in (
+            ("USAGE", f"SCHEMA {place.quoted}"), ("CREATE", f"SCHEMA {place.quoted}"), ("TEMPORARY", f'DATABASE "{database}"'),
+            *((right, "t") for right in ("INSERT", "SELECT", "UPDATE", "DELETE")),
+        ):  # fmt: skip
+            place.execute(f'REVOKE {right} ON {rest} FROM "{role}"')
+            found = [problem for sink in sinks for problem in problems(sink)]
+            assert found and all(right in f"{problem.what} {problem.action}" for problem in found), right
+            place.execute(*(command for problem in found for command in list_commands(problem)))
+            assert [problems(sink) for sink in sinks] == [[], []], right
+    finally:
+        place.execute(f'GRANT TEMPORARY ON DATABASE "{database}" TO PUBLIC')
 
 
 def test_stages_in_another_schema_need_no_right_to_create_beside_the_target(

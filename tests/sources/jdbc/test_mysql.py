@@ -376,7 +376,7 @@ def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.Mo
     shop.execute("GRANT SELECT (id), INSERT ON shop.t TO reader")
     monkeypatch.setenv("AIRFLOW_CONN_READER", f"mysql://reader:s3cr3t@{shop.server.host}:{shop.server.port}/shop")
     (hidden,) = JdbcSource("reader", "t").validate()
-    assert hidden.where == "source.table" and "role 'reader' may not read column `secret` of " in hidden.what
+    assert hidden.where == "source.table" and "role 'reader'@'%' may not read column `secret` of " in hidden.what
     assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
     # With rights on other columns alone, the catalog shows none but these: `*` stands for the others.
     shop.execute("REVOKE INSERT ON shop.t FROM reader")

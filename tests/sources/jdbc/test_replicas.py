@@ -207,7 +207,7 @@ def test_the_error_of_a_role_that_does_not_see_the_lag_names_the_missing_right(s
     )
     for source in sources:
         problem = source.validate()[0]
-        assert (problem.where, problem.action) == ("source.max_replica_lag", "GRANT pg_read_all_stats TO reader")
+        assert (problem.where, problem.action) == ("source.max_replica_lag", 'GRANT pg_read_all_stats TO "reader"')
     servers.ask(primary, "GRANT pg_read_all_stats TO reader")
     assert [source.validate() for source in sources] == [[], []]
     assert JdbcSource("reader", "seen", max_replica_lag=-1).validate()[0].where == "source.max_replica_lag"

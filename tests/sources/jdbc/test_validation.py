@@ -16,6 +16,7 @@ from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
 from tests.sources.postgres_cdc.kit import create_citext
+from tests.support.documents import list_commands
 
 
 @pytest.fixture
@@ -184,13 +185,20 @@ def test_a_table_without_columns(place: Place) -> None:
 def test_missing_rights_are_reported(place: Place) -> None:
     with place.connect_as_new_role("s3cr3t") as role:
         source = source_of(place, include_columns=["id"])
-        assert f'role "{role}" may not read column `id` of ' in validate(source)["source.table"]
-        assert f'GRANT SELECT ON "{place.schema}"."t" TO "{role}"' in str(source.validate()[0])
-        place.execute(f"GRANT SELECT ON t TO {role}")
-        assert "may not read column `id`" in validate(source)["source.table"], "not without the schema"
-        place.execute(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")
-        assert source.validate() == []
-        place.execute(f"REVOKE SELECT ON t FROM {role}; GRANT SELECT (id, at) ON t TO {role}")
+        usage, select = (
+            f'GRANT {right} TO "{role}"' for right in (f'USAGE ON SCHEMA "{place.schema}"', f'SELECT ON "{place.schema}"."t"')
+        )
+        (problem,) = source.validate()
+        found = f'role "{role}" may not use schema "{place.schema}" and may not read column `id` of "{place.schema}"."t"'
+        assert (problem.what, list_commands(problem)) == (found, [usage, select])
+        for alone, other in ((usage, select), (select, usage)):
+            place.execute(alone)
+            (problem,) = source.validate()
+            assert list_commands(problem) == [other]
+            place.execute(other)
+            assert source.validate() == []
+            place.execute(f"REVOKE USAGE ON SCHEMA {place.schema} FROM {role}; REVOKE SELECT ON t FROM {role}")
+        place.execute(f"{usage}; GRANT SELECT (id, at) ON t TO {role}")
         assert source.validate() == []
         assert source_of(place, timestamp_column="at", include_columns=["id"]).validate() == []
         assert "column `Name` of" in validate(source_of(place, key="Name", include_columns=["id"]))["source.table"]

@@ -196,6 +196,6 @@ def test_the_right_to_lock_tables_is_named_if_it_is_missing(orders: Binlog, monk
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", f"mysql://reader:hush@{server.host}:{server.port}")
     source = orders.source(tables=["shop.orders"], snapshot="initial")
     [problem] = source.validate()
-    assert problem.where == "source.snapshot" and problem.action == "GRANT SELECT, LOCK TABLES ON shop.* TO reader"
+    assert problem.where == "source.snapshot" and problem.action == "GRANT SELECT, LOCK TABLES ON `shop`.* TO 'reader'@'%'"
     orders.execute("GRANT LOCK TABLES ON shop.* TO reader")
     assert source.validate() == []

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from airflow_kafka_spark.errors import Unchecked
 from airflow_kafka_spark.sources import JdbcSource, MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
 from tests.sources.postgres_cdc.kit import Windows, find_problems
-from tests.support.documents import read_grants
+from tests.support.documents import list_commands, read_grants
 from tests.support.mariadb import is_mysql, translate
 
 
@@ -89,7 +90,7 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "the character set big5",
         *(() if is_mysql() else ("the foreign key `up` of shop.child",)),
         "there is no table shop.absent",
-        "GRANT SELECT ON else.where",
+        "GRANT SELECT ON `else`.`where`",
         *(() if is_mysql() else ("there is information_schema.TABLES, and names are compared exactly",)),
     ):
         assert part in text["source.tables"], part
@@ -114,10 +115,10 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     of_log, of_tables, *_ = read_grants("cdc.md", "LOCK TABLES" if is_mysql() else "BINLOG MONITOR", airflow="reader")
     text = find_problems(source)
     monitor = translate("BINLOG MONITOR")
-    assert f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
-    assert "GRANT SELECT ON shop.orders TO reader" in text["source.tables"]
+    assert f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO 'reader'@'%'" in text["source.conn_id"]
+    assert "GRANT SELECT ON `shop`.`orders` TO 'reader'@'%'" in text["source.tables"]
     orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", of_tables)
-    assert "GRANT REPLICATION SLAVE ON *.* TO reader" in find_problems(source)["source.conn_id"]
+    assert "GRANT REPLICATION SLAVE ON *.* TO 'reader'@'%'" in find_problems(source)["source.conn_id"]
     orders.execute("REVOKE BINLOG MONITOR ON *.* FROM reader", of_log)
     assert find_problems(source) == {}
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
@@ -130,7 +131,53 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
         f"REVOKE SELECT{', LOCK TABLES' if is_mysql() else ''} ON shop.* FROM reader",
         "GRANT SELECT (id) ON shop.orders TO reader",
     )
-    assert "GRANT SELECT ON shop.orders TO reader" in find_problems(snapshot.source)["source.snapshot"]
+    assert "GRANT SELECT ON `shop`.`orders` TO 'reader'@'%'" in find_problems(snapshot.source)["source.snapshot"]
+
+
+def test_each_missing_right_is_named_with_the_command_that_grants_it_whatever_the_names_are(
+    shop: Binlog, monkeypatch: pytest.MonkeyPatch
+):
+    """The account is that of one host: without it, GRANT would take, or create, the account of all hosts."""
+    account, database, server = "'air-flow'@'127.0.0.1'", "`my-shop`", shop.server
+    names = {"shop": database, "airflow": account}
+    documented = read_grants("cdc.md", "LOCK TABLES" if is_mysql() else "BINLOG MONITOR", **names)
+    shop.execute(
+        f"CREATE OR REPLACE DATABASE {database}",
+        f"CREATE OR REPLACE USER {account} IDENTIFIED BY 'hush'",
+        f"CREATE TABLE {database}.`or-ders` (id int PRIMARY KEY, note text)",
+        f"INSERT INTO {database}.`or-ders` VALUES (1, 'one')",
+    )
+    place = f"mysql://air-flow:hush@127.0.0.1:{server.port}"
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", place)
+    monkeypatch.setenv("AIRFLOW_CONN_INSIDE", f"{place}/my-shop")
+    options: dict[str, Any] = {"topic_prefix": "p", "tables": ["my-shop.or-ders"], "snapshot": "initial"}
+    sources = [
+        MySqlCdcSource(CONN, **options), MySqlCdcSource("inside", **options),
+        JdbcSource(CONN, "my-shop.or-ders", cursor="id"), JdbcSource("inside", "or-ders", cursor="id"),
+    ]  # fmt: skip
+
+    def find_commands() -> list[str]:
+        problems = [problem for source in sources for problem in source.validate() if not isinstance(problem, Unchecked)]
+        return list(dict.fromkeys(command for problem in problems for command in list_commands(problem)))
+
+    try:
+        shop.execute(*documented)
+        assert find_commands() == []
+        windows = Windows(sources[0])
+        assert len(windows.drain()) == 1
+        shop.execute(f"INSERT INTO {database}.`or-ders` VALUES (2, 'two')")
+        assert len(windows.drain()) == 1
+        for grant in documented:
+            rights, _, rest = grant.removeprefix("GRANT ").partition(" ON ")
+            for right in rights.split(", "):
+                shop.execute(f"REVOKE {right} ON {rest.replace(' TO ', ' FROM ')}")
+                commands = find_commands()
+                assert len(commands) and all(translate(right) in command for command in commands), (right, commands)
+                while commands:
+                    shop.execute(*commands)
+                    assert commands != (commands := find_commands()), "the commands grant what is missing"
+    finally:
+        shop.execute(f"DROP USER {account}", f"DROP DATABASE {database}")
 
 
 def test_a_login_whose_package_is_missing_and_another_spelling_of_the_database_are_named(orders: Binlog, monkeypatch):

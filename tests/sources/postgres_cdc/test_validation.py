@@ -172,7 +172,7 @@ def test_a_role_without_replication_is_refused(orders):
         parts = place.server
         place.connect_with(f"postgres://{role}:a%20password%20of%20it@{parts.host}:{parts.port}/{parts.database}")
         text = find_problems(orders.source())["source.conn_id"]
-        assert "may not use replication slots" in text and f"ALTER ROLE {role} REPLICATION" in text
+        assert "may not use replication slots" in text and f'ALTER ROLE "{role}" REPLICATION' in text
         place.execute(f"ALTER ROLE {role} REPLICATION")
         assert find_problems(orders.source()) == {}
     finally:

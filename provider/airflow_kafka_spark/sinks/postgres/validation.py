@@ -191,8 +191,9 @@ class _TargetValidation:
             grant = f"ALTER ROLE {quote(facts.role)} CONNECTION LIMIT {needed}, or the limit of the database"
             yield Problem("sink.conn_id", what, f"{grant}; for each further core of Spark, one more")
         if self.sink.atomic == "split" and not facts.may_create_temporary:
+            database = quote(self.connection.info.dbname)
             what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
-            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(facts.role)}")
+            yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE {database} TO {quote(facts.role)}")
 
     # --- schemas ---
 

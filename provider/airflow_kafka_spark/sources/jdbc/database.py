@@ -117,6 +117,7 @@ class Relation:
     :param table_id: the server's id of the table, which a table that is created again does not have; 0 if the server has none.
     :param is_foreign: True if another server holds its rows, or those of one of its partitions.
     :param has_children: True if other tables inherit from it, whose rows its keys and indexes do not hold.
+    :param closed_schema: its schema, quoted, if the role may not use that; else empty.
     """
 
     sql: str
@@ -128,6 +129,7 @@ class Relation:
     table_id: int = 0
     is_foreign: bool = False
     has_children: bool = False
+    closed_schema: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -139,10 +141,12 @@ class MissingRelation(NamedTuple):
     """The result of looking up a table that does not exist.
 
     :param hint: a clause with a similar table that exists; empty without one.
+    :param grant: the statement after which the role sees the table, if the server hides tables that it may not read; else empty.
     """
 
     name: str
     hint: str = ""
+    grant: str = ""
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,10 @@ class DatabaseSession(ABC):
         """
 
     @abstractmethod
+    def read_role(self) -> str:
+        """Return the session's role or account, as GRANT takes it."""
+
+    @abstractmethod
     def find_server_problems(self) -> Iterator[Problem]:
         """Yield the problems of the server itself, such as its version."""
 
@@ -390,11 +398,6 @@ class SourceDatabase(ABC, Generic[ServerT]):
         name = urllib.parse.quote(self.server.database, safe="")
         return f"{self.server_uri}/{name}" if name else self.server_uri
 
-    @property
-    @abstractmethod
-    def role(self) -> str:
-        """The role or user of the connection, as GRANT takes it."""
-
     @abstractmethod
     def find_problems(self) -> list[Problem]:
         """Return the problems of the connection that can be found without connecting."""
@@ -402,6 +405,10 @@ class SourceDatabase(ABC, Generic[ServerT]):
     @abstractmethod
     def connect(self) -> DatabaseSession:
         """Open a session without running a statement."""
+
+    def find_grant(self, found: str) -> str:
+        """Return the statement that grants the right which a session lacks, from an error of the server; "" for other errors."""
+        return ""
 
     @abstractmethod
     def list_driver_errors(self) -> tuple[type[Exception], ...]:

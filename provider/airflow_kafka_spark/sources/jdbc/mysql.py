@@ -42,6 +42,8 @@ OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
 """The oldest release of each product that can be read."""
 _DENIED = (1142, 1143)
 """Errors of a user that may not read all columns of a table."""
+_NO_DATABASE = re.compile(r"Access denied for user ('.*'@'.*') to database '(.*?)'")
+"""Error 1044 of a user that has no right in the database of its connection."""
 _NO_VIEW = 1347
 """Error of a table that is no view."""
 _NO_REPLICA_STATUS = (1064, 1227)
@@ -263,6 +265,9 @@ class MySqlSession(DatabaseSession):
         """True if the server is MySQL, not MariaDB."""
         return self._version[0] == "MySQL"
 
+    def read_role(self) -> str:
+        return read_account(self.connection)
+
     def find_server_problems(self) -> Iterator[Problem]:
         product, version = self._version
         if version < OLDEST[product]:
@@ -281,7 +286,8 @@ class MySqlSession(DatabaseSession):
         tables = [row[0] for row in self.fetch_rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
         if table not in tables:
             similar = [other for other in tables if other.casefold() == table.casefold()]
-            return MissingRelation(name, f"; there is `{similar[0]}`, and names are compared exactly" if similar else "")
+            hint = f"; there is `{similar[0]}`, and names are compared exactly" if similar else ""
+            return MissingRelation(name, f" that the user may see{hint}", f"GRANT SELECT ON {name} TO {self.read_role()}")
         condition += f" AND table_name = {quote_literal(table)}"
         columns = {
             row[0]: describe_column(
@@ -458,6 +464,20 @@ def fetch_rows(connection: Connection, statement: str) -> list[tuple]:
         return list(cursor.fetchall())
 
 
+def read_account(connection: Connection) -> str:
+    """Return the account of a session, as GRANT takes it. One user may have several, and without a host GRANT takes that of all
+    hosts.
+    """
+    parts = str(fetch_rows(connection, "SELECT CURRENT_USER()")[0][0]).rpartition("@")[::2]
+    return "@".join("'" + part.replace("\\", "\\\\").replace("'", "''") + "'" for part in parts)
+
+
+def find_database_grant(found: str) -> str:
+    """Return the statement after which the user of an error may use a database; "" for other errors."""
+    refused = _NO_DATABASE.search(found)
+    return f"GRANT SELECT ON {MySqlDialect().quote(refused[2])}.* TO {refused[1]}" if refused else ""
+
+
 def quote_literal(value: str) -> str:
     """Return a text as a literal of SQL, independent of the session's character set."""
     return f"_utf8mb4 X'{value.encode().hex()}'"
@@ -520,9 +540,8 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
     def get_shown_cause(self, error: Exception) -> BaseException | None:
         return error if isinstance(error, OSError) else None
 
-    @property
-    def role(self) -> str:
-        return f"'{self.server.user}'"
+    def find_grant(self, found: str) -> str:
+        return find_database_grant(found)
 
     def make_jdbc_url(self) -> str:
         # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.

@@ -218,6 +218,9 @@ class PostgresSession(DatabaseSession):
 
     # --- the catalog ---
 
+    def read_role(self) -> str:
+        return quote(self.fetch_rows("SELECT current_user")[0][0])
+
     def find_server_problems(self) -> Iterator[Problem]:
         version, release = self.fetch_rows(
             "SELECT current_setting('server_version_num')::int, current_setting('server_version')"
@@ -239,9 +242,10 @@ class PostgresSession(DatabaseSession):
         found = self.fetch_rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
-        columns = self._read_columns(attributes, usage)
+        columns = self._read_columns(attributes)
         has_children = kind == "r" and len(tree) > 1
-        return Relation(str(name), str(name), columns, keys, indexes, writers, oid, is_foreign, has_children)
+        closed = "" if usage else quote(name.schema)
+        return Relation(str(name), str(name), columns, keys, indexes, writers, oid, is_foreign, has_children, closed)
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
@@ -251,7 +255,7 @@ class PostgresSession(DatabaseSession):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise SourceRejected(name, f"the query has two columns `{twice[0]}`", "Give one of them another name")
-        return Relation(sql, "the query", self._read_columns(attributes, True))
+        return Relation(sql, "the query", self._read_columns(attributes))
 
     def _describe(self, statement: str) -> list[tuple[str, int, int]]:
         """Return name, type's oid and modifier of each column of a statement.
@@ -269,12 +273,11 @@ class PostgresSession(DatabaseSession):
             raise error_from_result(result)
         return [((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i)) for i in range(result.nfields)]
 
-    def _read_columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
+    def _read_columns(self, attributes: Sequence[tuple]) -> Mapping[str, SourceColumn]:
         """Return the columns by name.
 
         :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, the right to read, and
             the collation (None: that of the database).
-        :param usage: True if the role may use the schema.
         """
         # Operators of other schemas are not found, and the server may use others instead: `>` of text for that of citext.
         visible = ", ".join(quote_literal(name) for name in self.fetch_rows("SELECT current_schemas(true)")[0][0])
@@ -288,9 +291,7 @@ class PostgresSession(DatabaseSession):
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
         for (name, _, _, required, dimensions, readable, collation), facts in zip(attributes, types, strict=True):
-            column = describe_column(
-                name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
-            )
+            column = describe_column(name, facts, required=required, dimensions=dimensions, readable=readable, micros=micros)
             columns[name] = replace(column, collation=collation or "")
         return columns
 
@@ -535,10 +536,6 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
     def get_shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.get_safe_cause(error)
 
-    @property
-    def role(self) -> str:
-        return quote(self._options.get("user") or "public")
-
     def make_jdbc_url(self) -> str:
         options = self._options
         hosts = (options.get("host") or "localhost").split(",")
@@ -572,7 +569,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
     def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         if limits.max_replica_lag is not None and not session.fetch_rows(SEES_LAG)[0][0]:
             found = "the role may not see the lag of replicas"
-            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {self._options.get('user', 'the role')}")
+            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {session.read_role()}")
 
     def make_split_reader(
         self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits

@@ -52,6 +52,8 @@ class ServerValidation:
             return [*failed, *list_unchecked_arguments(self.options, where)]
         if isinstance(relation, MissingRelation):
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
+            if relation.grant:
+                action = f"Create it, correct its name, or {relation.grant}"
             return [Problem(where, what, action), *list_unchecked_arguments(self.options, where)]
         found = [
             *self._find_column_problems(relation),
@@ -76,7 +78,10 @@ class ServerValidation:
         except KafkaSparkError as error:
             is_own = where != "source.conn_id" or isinstance(error, ConnectionInvalid)
             action = getattr(error, "action", "") if is_own else _CONNECTION_ACTION
-            problem = Problem.of(where, error, choose_action(error.found, action))
+            grant = self.database.find_grant(error.found)
+            problem = Problem.of(
+                where, error, choose_action(error.found, f"{grant}, or correct the connection" if grant else action)
+            )
             if where == "source.conn_id" and isinstance(error, SourceUnavailable):
                 server = self.database.server
                 problem = replace(problem, what=name_other_server(problem.what, server.host, server.port, self.database.scheme))
@@ -105,12 +110,19 @@ class ServerValidation:
     def _find_unreadable_columns(self, relation: Relation, names: Iterable[str]) -> Iterator[Problem]:
         wanted = {*names, *self.options.key, *(name for _, _, name in self.options.cursor_options if name)}
         hidden = [name for name, column in relation.columns.items() if name in wanted and not column.readable]
-        if not hidden:
+        if not hidden and not relation.closed_schema:
             return
-        role, which = self.database.role, quote_names(hidden)
         where = "source.table" if self.options.query is None else "source.query"
-        what = f"role {role} may not read column{'s' if len(hidden) > 1 else ''} {which} of {relation.name}"
-        yield Problem(where, what, f"GRANT SELECT ON {relation.name} TO {role}, or leave out what it may not read")
+        role, failed = self._ask(where, "asking for the role", lambda session: session.read_role())
+        yield from failed
+        lacking, grants = [], []
+        if relation.closed_schema:
+            lacking.append(f"may not use schema {relation.closed_schema}")
+            grants.append(f"GRANT USAGE ON SCHEMA {relation.closed_schema} TO {role}")
+        if hidden:
+            lacking.append(f"may not read column{'s' if len(hidden) > 1 else ''} {quote_names(hidden)} of {relation.name}")
+            grants.append(f"GRANT SELECT ON {relation.name} TO {role}, or leave out what it may not read")
+        yield Problem(where, f"role {role} {' and '.join(lacking)}", "; ".join(grants))
 
     def _find_case_problems(self, relation: Relation) -> Iterator[Problem]:
         names = list(relation.columns if self.options.include_columns is None else self.options.include_columns)

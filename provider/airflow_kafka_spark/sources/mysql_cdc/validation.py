@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, get_error_code, quote_literal
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, find_database_grant, get_error_code, quote_literal, read_account
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
@@ -77,15 +77,20 @@ class MySqlLogValidation:
         except KafkaSparkError as error:
             waiting = WAITING if "source.tables" not in self.wrong else ()
             action = error.action if isinstance(error, ConnectionInvalid) else "Correct the connection, or see to the server"
+            if grant := find_database_grant(error.found):
+                action = f"{grant}, or correct the connection"
             return [Problem.of("source.conn_id", error, action), *waiting]
 
     def _find_lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:
+            grant = ""
             try:
                 with replica.open_session("asking for the lag of a replica") as connection:
+                    right = "SLAVE MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
+                    grant = f"GRANT {right} ON *.* TO {read_account(connection)}"
                     read_replica_lag(replica, connection)
             except KafkaSparkError as error:
-                yield Problem.of("source.replica_conn_ids", error, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
+                yield Problem.of("source.replica_conn_ids", error, error.action or grant)
 
     # --- the server and its log ---
 
@@ -141,10 +146,11 @@ class MySqlLogValidation:
         try:
             with self.server.open_session("reading the end of the log") as connection:
                 monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
+                account = read_account(connection)
                 self.server.read_end(connection)
                 files = self.server.list_files(connection)
         except SourceRejected as error:
-            action = f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO {user}"
+            action = f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO {account}"
             yield Problem("source.conn_id", f"user `{user}` may not ask where the log ends: {error.detail}", action)
             return
         try:
@@ -153,7 +159,7 @@ class MySqlLogValidation:
             yield Problem.of("source.conn_id", error, "")
         except SourceRejected as error:
             what = f"user `{user}` may not read the log: {error.detail}"
-            yield Problem("source.conn_id", what, f"GRANT REPLICATION SLAVE ON *.* TO {user}")
+            yield Problem("source.conn_id", what, f"GRANT REPLICATION SLAVE ON *.* TO {account}")
 
     # --- tables ---
 
@@ -176,7 +182,9 @@ class MySqlLogValidation:
                 return
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
-                yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
+                yield Problem(
+                    "source.tables", found, f"GRANT SELECT ON {DIALECT.quote(database)}.* TO {read_account(connection)}"
+                )
         yield from find_shared_topic_problems(self.options.topic_prefix, wanted)
         for table in sorted({*wanted, *keys}):
             if table not in wanted:
@@ -197,13 +205,13 @@ class MySqlLogValidation:
         return names[0] if names and database not in names else ""
 
     def _find_problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
-        shown = ".".join(table)
+        shown, quoted = ".".join(table), ".".join(map(DIALECT.quote, table))
         condition = f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
         query = f"SELECT table_schema, table_name, table_type FROM information_schema.tables WHERE {condition}"
         kinds = {(str(schema), str(name)): str(kind) for schema, name, kind in fetch_rows(connection, query)}
         if table not in kinds:
             alike = "".join(f"; there is {'.'.join(name)}, and names are compared exactly" for name in kinds)
-            action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
+            action = f"Create it, correct its name, or GRANT SELECT ON {quoted} TO {read_account(connection)}"
             yield Problem("source.tables", f"there is no table {shown} that the user may see{alike}", action)
             return
         kind = kinds[table]
@@ -272,11 +280,12 @@ class MySqlLogValidation:
         if engine != ENGINE:
             what = f"the engine of {shown} is {engine}, and a snapshot of it would have no coordinates in the log"
             yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
+        quoted = ".".join(map(DIALECT.quote, table))
         try:
-            fetch_rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
+            fetch_rows(connection, f"SELECT * FROM {quoted} LIMIT 0")
         except pymysql.Error as error:
             what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
-            yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
+            yield Problem("source.snapshot", what, f"GRANT SELECT ON {quoted} TO {read_account(connection)}")
             return
         if not is_mariadb(connection):
             yield from self._find_lock_problems(connection, table[0])
@@ -291,7 +300,7 @@ class MySqlLogValidation:
         except pymysql.Error as error:
             if get_error_code(error) != _NO_SUCH_TABLE:
                 what = f"user `{self.server.server.user}` may not lock tables of {database} for a moment: {error.args[-1]}"
-                action = f"GRANT SELECT, LOCK TABLES ON {database}.* TO {self.server.server.user}"
+                action = f"GRANT SELECT, LOCK TABLES ON {DIALECT.quote(database)}.* TO {read_account(connection)}"
                 yield Problem("source.snapshot", what, action)
         fetch_rows(connection, "UNLOCK TABLES")
 

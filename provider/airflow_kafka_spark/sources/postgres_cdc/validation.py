@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, PostgresServer, choose_action
+from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, Name, PostgresServer, choose_action, quote
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
@@ -114,12 +114,12 @@ class PostgresLogValidation:
             yield Problem("source.conn_id", "the server is a standby; expected a primary", "Connect to the primary")
         rights = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
         if not _fetch_one(connection, rights):
-            user = connection.info.user
+            user = _fetch_one(connection, "SELECT current_user::text")
             found = f"role `{user}` may not use replication slots"
-            yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
+            yield Problem("source.conn_id", found, f"ALTER ROLE {quote(user)} REPLICATION")
         if self.options.max_replica_lag is not None and not _fetch_one(connection, SEES_LAG):
-            user, found = connection.info.user, "the role may not see the lag of replicas"
-            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {user}")
+            user, found = _fetch_one(connection, "SELECT current_user::text"), "the role may not see the lag of replicas"
+            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {quote(user)}")
 
     # --- slot ---
 
@@ -268,22 +268,27 @@ class PostgresLogValidation:
             return
         wanted = self.options.named_tables
         found = connection.execute(
-            "SELECT schemaname, tablename, has_schema_privilege(schemaname, 'USAGE') AND has_table_privilege(oid, 'SELECT'), "
+            "SELECT schemaname, tablename, has_schema_privilege(schemaname, 'USAGE'), has_table_privilege(oid, 'SELECT'), "
             "row_security_active(oid) FROM (SELECT *, (SELECT c.oid FROM pg_catalog.pg_class c "
             "WHERE c.relname = tablename AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n "
             "WHERE n.nspname = schemaname)) AS oid FROM pg_catalog.pg_publication_tables WHERE pubname = %s) AS t ORDER BY 1, 2",
             [self.options.publication],
         ).fetchall()
-        user = connection.info.user
-        for schema, table, may_read, is_filtered in found:
+        user = _fetch_one(connection, "SELECT current_user::text")
+        closed = set[str]()
+        for schema, table, may_use, may_read, is_filtered in found:
             if wanted is not None and (schema, table) not in wanted:
                 continue
+            if not may_use and schema not in closed:
+                closed.add(schema)
+                what = f"role `{user}` may not use schema {schema}, whose tables `snapshot` reads"
+                yield Problem("source.tables", what, f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)}")
             if not may_read:
                 what = f"role `{user}` may not read {schema}.{table}, as `snapshot` asks for"
-                yield Problem("source.tables", what, f"GRANT SELECT ON {schema}.{table} TO {user}")
+                yield Problem("source.tables", what, f"GRANT SELECT ON {Name(schema, table)} TO {quote(user)}")
             elif is_filtered:
                 what = f"row security of {schema}.{table} applies to role `{user}`: a snapshot would not have all rows"
-                yield Problem("source.tables", what, f"ALTER ROLE {user} BYPASSRLS, or let it own the table")
+                yield Problem("source.tables", what, f"ALTER ROLE {quote(user)} BYPASSRLS, or let it own the table")
 
     def _make_uncovered_problem(self, shown: str, kind: str) -> Problem:
         if kind == "p":
