@@ -272,6 +272,71 @@ def test_files_of_several_schemas_are_read_with_the_schema_given(spark, path):
     assert sorted(found, key=str) == [("a", 1), (None, 2)]
 
 
+def test_old_dates_are_those_that_were_written_except_those_of_orc_files_of_other_writers_than_java(spark, path):
+    day = dt.date(1500, 3, 1)
+    spark.createDataFrame([(day,)], "x date").coalesce(1).write.orc(str(path / "java"))
+    for name, write in (("arrow", pa.orc.write_table), ("parquet", pa.parquet.write_table)):
+        (path / name).mkdir()
+        write(pa.table({"x": [day]}), path / name / "a")
+    found = {}
+    for name in ("java", "arrow", "parquet"):
+        source = FilesSource(str(path / name), "parquet" if name == "parquet" else "orc")
+        [[row]] = read(spark, source, source.freeze(None).splits)
+        found[name] = row["x"]
+    assert found == {"java": day, "arrow": dt.date(1500, 2, 20), "parquet": day}, "as the documentation says"
+
+
+OF_ORC: dict[str, tuple[pa.DataType, Any]] = {
+    "tinyint": (pa.int8(), 127),
+    "smallint": (pa.int16(), -(2**15)),
+    "int": (pa.int32(), 2**31 - 1),
+    "bigint": (pa.int64(), 2**63 - 1),
+    "float": (pa.float32(), 0.5),
+    "double": (pa.float64(), 0.1),
+    "decimal(6,2)": (pa.decimal128(6, 2), Decimal("1234.56")),
+    "string": (pa.string(), "x"),
+}
+
+
+def test_columns_of_orc_are_read_in_the_types_of_schema_only_if_no_value_changes(spark, path):
+    wanted = (*OF_ORC, "decimal(10,0)", "decimal(10,2)", "decimal(10,5)", "decimal(21,2)", "timestamp", "timestamp_ntz", "date")
+    taken = []
+    for name, (kind, value) in OF_ORC.items():
+        pa.orc.write_table(pa.table({"x": pa.array([value], kind)}), path / name)
+        for other in wanted:
+            source = FilesSource(str(path), "orc", glob=name, schema=f"X {other}")
+            try:
+                splits = source.freeze(None).splits
+            except SourceRejected as error:
+                assert name != other and f"column `x` of `{name}` is {kind}, and `schema` has {other}: Spark" in str(error)
+                continue
+            taken.append((name, other))
+            if other == "timestamp_ntz":
+                assert name == "bigint", "which is how Spark writes it"
+                continue
+            [[row]] = read(spark, source, splits)
+            assert row["X"] == (str(value) if other == "string" else value)
+    assert [other for name, other in taken if name == "int"] == [
+        "int", "bigint", "double", "string", "decimal(10,0)", "decimal(21,2)"
+    ]  # fmt: skip
+    assert [other for name, other in taken if name == "decimal(6,2)"] == [
+        "decimal(6,2)", "string", "decimal(10,2)", "decimal(10,5)", "decimal(21,2)"
+    ]  # fmt: skip
+    assert [other for name, other in taken if name == "string"] == ["string"]
+    nested = FilesSource(str(path), "orc", glob="nested", schema="x struct<a:array<int>,b:map<string,int>>")
+    inner = pa.StructArray.from_arrays([pa.array([["x"]], pa.list_(pa.string()))], ["a"])
+    pa.orc.write_table(pa.table({"x": inner}), path / "nested")
+    with pytest.raises(SourceRejected, match="`x` of `nested`"):
+        nested.freeze(None)
+
+
+def test_a_decimal_of_parquet_is_not_read_as_an_integer_without_its_point(path):
+    pa.parquet.write_table(pa.table({"x": pa.array([Decimal("1.25")])}), path / "a")
+    with pytest.raises(SourceRejected, match=r"column `x` of `a` is decimal128\(3, 2\), and `schema` has bigint"):
+        FilesSource(str(path), schema="x bigint").freeze(None)
+    assert FilesSource(str(path), schema="x decimal(5,3)").freeze(None).rows == 1
+
+
 # --- damage -------------------------------------------------------------------------------------------------------------
 
 

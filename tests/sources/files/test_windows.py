@@ -327,6 +327,21 @@ def test_columns_that_spark_cannot_read_are_named_before_a_window_is_planned(pat
     assert FilesSource(str(path)).freeze(None).rows == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([dt.datetime(2026, 1, 1)], pa.timestamp("us", "UTC")), "is TIMESTAMP_INSTANT"),
+        (pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]), "is UNIONTYPE"),
+    ],
+    ids=["instant", "union"],
+)
+def test_columns_of_orc_that_spark_cannot_read_are_named_before_a_window_is_planned(path, values, said):
+    pa.orc.write_table(pa.table({"id": [1], "c": pa.StructArray.from_arrays([values], ["inner"])}), path / "a")
+    with pytest.raises(SourceRejected, match=f"cannot read column `c` of `a`, which {said}"):
+        FilesSource(str(path), "orc").freeze(None)
+    assert FilesSource(str(path), "orc", schema="id bigint").freeze(None).rows == 1
+
+
 def test_files_that_spark_would_take_for_empty_or_fail_at_are_refused(path):
     for name, table, said in (
         ("none", pa.table({}), "`none` has no columns"),

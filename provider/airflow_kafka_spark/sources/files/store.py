@@ -433,11 +433,13 @@ class FileFooter:
     :param columns: names and types, in order; the types as Arrow names them, with one name for types that Spark reads as one
         type.
     :param rows: the number of rows.
+    :param schema: the columns in Arrow's types.
     :param unreadable: names and types of the columns that Spark cannot read; default none.
     """
 
     columns: tuple[tuple[str, str], ...]
     rows: int
+    schema: pa.Schema
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
@@ -527,7 +529,7 @@ def _read_parquet_footer(opened: object) -> FileFooter:
         of_parquet = {column.path: column.physical_type for column in map(file.schema.column, range(len(file.schema)))}
         # Spark reads an INT96 as an instant, Arrow as a time without a zone.
         columns = ((n, _INSTANT if of_parquet.get(n) == "INT96" else kind) for n, kind in _list_columns(file.schema_arrow))
-        return FileFooter(tuple(columns), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
+        return FileFooter(tuple(columns), file.metadata.num_rows, file.schema_arrow, tuple(_list_unreadable(file.schema)))
 
 
 _INSTANT = "timestamp[UTC]"
@@ -573,7 +575,27 @@ def _read_orc_footer(opened: object) -> FileFooter:
     from pyarrow import orc
 
     file = orc.ORCFile(opened)
-    return FileFooter(_list_columns(file.schema), file.nrows)
+    schema = file.schema
+    unreadable = ((field.name, kind) for field in schema if (kind := _find_unreadable_orc_type(field.type)))
+    return FileFooter(_list_columns(schema), file.nrows, schema, tuple(unreadable))
+
+
+def _find_unreadable_orc_type(kind: pa.DataType) -> str:
+    """Return the name of a type, or of one within it, for which Spark has none; "" if Spark reads the type."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP_INSTANT" if kind.tz else ""
+    if pa.types.is_union(kind):
+        return "UNIONTYPE"
+    inner = []
+    if pa.types.is_struct(kind):
+        inner = [field.type for field in kind]
+    elif pa.types.is_map(kind):
+        inner = [kind.key_type, kind.item_type]
+    elif pa.types.is_list(kind):
+        inner = [kind.value_type]
+    return next(filter(None, map(_find_unreadable_orc_type, inner)), "")
 
 
 def _list_columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:

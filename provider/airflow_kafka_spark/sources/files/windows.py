@@ -11,6 +11,7 @@ from typing import Any
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
+from airflow_kafka_spark.sources.files.conversions import require_unchanged_values
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.partitions import list_partition_directories
 from airflow_kafka_spark.sources.files.seen import MAX_REMEMBERED, DirectoryListing, SeenFiles, TooManyFiles
@@ -253,10 +254,13 @@ class WindowPlanner:
             return None
         found = read_footers(self.store, self.options.format, files)
         self._refuse_partition_columns_in_files(files, found)
-        named = None if self.options.schema is None else {column.name for column in parse_ddl(self.options.schema)}
+        wanted = None if self.options.schema is None else parse_ddl(self.options.schema)
+        named = None if wanted is None else {column.name for column in wanted}
         require_readable_columns(self.options.uri, files, found, named)
-        if named is None:
+        if wanted is None:
             require_same_columns(self.options.uri, files, found)
+        else:
+            require_unchanged_values(self.options.uri, self.options.format, files, found, wanted)
         return sum(footer.rows for footer in found)
 
     def _refuse_partition_columns_in_files(self, files: Sequence[ListedFile], found: Sequence[FileFooter]) -> None:
