@@ -192,3 +192,4 @@ jdk.internal.reflect.GeneratedMethodAccessor84.invoke(Unknown Source)
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.invalidInputInCastToNumberError(QueryExecutionErrors.scala:147)
 """
     assert "[CAST_INVALID_INPUT] The value 'x'" in find_reason(RuntimeError(said))
+    assert not is_retryable(RuntimeError(said))

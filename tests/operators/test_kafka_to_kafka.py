@@ -131,6 +131,15 @@ def test_sql_that_fails_for_a_record_names_it_and_nothing_of_its_split_is_publis
     assert len(orders.read(orders.output)) == 89
 
 
+def test_sql_that_spark_computes_and_that_fails_for_a_record_names_the_expression_and_says_that_a_retry_fails_again(orders):
+    orders.send(9)
+    with pytest.raises(SparkJobFailed, match="DIVIDE_BY_ZERO.*in the SQL `amount / \\(id - 7\\)`") as failed:
+        orders.run(value=ORDERS, columns={"x": "amount / (id - 7)"})
+    assert not failed.value.retryable
+    assert failed.value.action == "Splits that are committed stay. Correct the cause first: a retry alone fails again"
+    assert not isinstance(failed.value.__cause__, SparkJobFailed), "the log would show both errors"
+
+
 def test_records_without_a_value_stay_so_and_pass_a_filter(orders):
     orders.records_in([(b"a", b'{"id": 1}', None), (b"b", None, None), (b"c", b'{"id": 2}', None)])
     report = orders.run(value=Json(schema="id bigint"), key=String("k"), filter="id = 1", columns={"n": "id + 1"})

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JDBC_ERROR = re.compile(r"java\.sql\.SQL|PSQLException")
+_SQL_ERROR = re.compile(
+    r"org\.apache\.spark\.Spark(?:Arithmetic|NumberFormat|DateTime|ArrayIndexOutOfBounds)Exception\b|SQLSTATE: 22"
+)
+# Spark quotes the user's SQL after its error, with a ruler of carets.
+_QUOTED_SQL = re.compile(r"\n== SQL\b[^\n]*\n(.*?)\n\s*\^+", re.DOTALL)
 _OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.(\w+): (.+(?:\n  \S.*)*)", re.MULTILINE)
 """Pattern of the class and the message of an error that a task of this package has raised, with the samples below it."""
 WORKER_EXITED = "Python worker exited unexpectedly"
@@ -332,9 +337,17 @@ def _is_session_ended(error: Exception) -> bool:
     return _JDBC_ERROR.search(str(error)) is not None and is_session_ended(str(error))
 
 
+def _is_sql_error(error: Exception) -> bool:
+    """Return True if an expression fails for a value, such as a division by 0."""
+    from pyspark.errors import ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException
+
+    of_values = ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException
+    return isinstance(error, of_values) or _SQL_ERROR.search(str(error)) is not None
+
+
 def is_retryable(error: Exception) -> bool:
-    """Return False if a task of this package, or SQL (``raise_error``), has raised an error that a retry would raise again; True
-    in all other cases.
+    """Return False if a task of this package, or the user's SQL, has raised an error that a retry would raise again; True in all
+    other cases.
     """
     if WORKER_EXITED in str(error) or _is_session_ended(error):
         return True  # the cause that `find_reason` names, not other parts of the trace
@@ -342,13 +355,12 @@ def is_retryable(error: Exception) -> bool:
         return False
     found = _OUR_ERROR.search(str(error))
     if found is None:
-        return True
+        return not _is_sql_error(error)
     return bool(getattr(getattr(errors, found[1], None), "retryable", True)) and AFTER_REMEDY not in found[2]
 
 
 def find_reason(error: Exception) -> str:
     """Return the line of a Spark error that has the cause. The whole error stays in the log."""
-    # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     if _is_session_ended(error):
@@ -359,11 +371,13 @@ def find_reason(error: Exception) -> str:
     if ours := _OUR_ERROR.search(str(error)):
         # The action follows in the error of the job.
         return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
+    quoted = _QUOTED_SQL.search(str(error))
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+|\n== DataFrame ==\n.*?was called from\n[^\n]*", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
-    return (python or causes or [type(error).__name__])[-1][:500]
+    reason = (python or causes or [type(error).__name__])[-1][:500]
+    return f"{reason.rstrip('.')}, in the SQL `{' '.join(quoted[1].split())[:200]}`" if quoted and quoted[1].strip() else reason
 
 
 def _explain_exit(reason: str) -> str:

@@ -602,10 +602,10 @@ class WindowOperator(ChecksArguments, VisibleOperator):
                 error.action += f". {len(there)} of {every} partitions of window {window} are published already: {kept}"
             if isinstance(error, TopicMissing) and not error.conn_id:
                 # A task does not know the name of its connection.
-                raise TopicMissing(self.kafka_conn_id, error.topics) from error
+                raise TopicMissing(self.kafka_conn_id, error.topics) from error.__cause__
             if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
                 outcome = {"retryable": error.retryable, "cancelled": error.cancelled}
-                raise SparkJobFailed(error.window, error.detail, True, **outcome) from error
+                raise SparkJobFailed(error.window, error.detail, True, **outcome) from error.__cause__
             raise
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:
