@@ -59,6 +59,13 @@ def lag(*states):
     return Lag("group g", {TopicPartition("t", n): each for n, each in enumerate(states)}, NOW)
 
 
+def test_the_line_for_a_log_counts_offsets_that_were_deleted_before_they_were_read():
+    assert "deleted" not in lag(state(5, 9, head=5)).line
+    line = lag(state(5, 90, head=30, low=30), state(7, 9, head=8, low=8)).line
+    assert line.startswith("group g is 61 records behind")
+    assert line.endswith(", 26 offsets were deleted before they were read (2 partitions)")
+
+
 def seen(hours, committed, records, seconds=None, active=False):
     return Observation(NOW + hours * HOUR, committed, records, seconds, active)
 

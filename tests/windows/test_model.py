@@ -11,6 +11,7 @@ from airflow_kafka_spark.windows.codec import position_from_json, position_to_js
 from airflow_kafka_spark.windows.model import (
     MAX_RUNS,
     Gap,
+    Landed,
     OffsetRange,
     PackedSplits,
     Split,
@@ -24,7 +25,7 @@ from airflow_kafka_spark.windows.model import (
     tries_to_json,
 )
 from airflow_kafka_spark.windows.plan import Position
-from airflow_kafka_spark.windows.report import describe_ranges, sum_up
+from airflow_kafka_spark.windows.report import describe_ranges, describe_window, sum_up
 from tests.support.runs import Counters
 
 WINDOW = Window(
@@ -76,7 +77,12 @@ def test_a_report_adds_up_what_the_tasks_report():
     assert report.to_dict()["ranges"][0] == {"topic": "t", "partition": 0, "start": 5, "end": 9, "records": 5}
     assert report.rate == 2.5
     assert "5 records read" in report.line and "3 offsets lost" in report.line
+    letters = tuple(Landed("dead", n, 0, 0, 1) for n in range(2))
     assert "1 record read" in replace(report, records_read=1).line
+    assert "1 dead letter," in replace(report, dead_letters=letters[:1]).line
+    assert "2 dead letters," in replace(report, dead_letters=letters).line
+    one = replace(WINDOW, ranges=(OffsetRange("t", 0, 5, 6),))
+    assert describe_window(one).endswith("(at most 1 record)")
 
 
 def test_many_ranges_are_summed_up_for_the_log():

@@ -88,6 +88,12 @@ class TestWhatIsRefused:
         with pytest.raises(DataLoss) as caught:
             plan_ranges(log(p0=(5, 10, 10)), at(p0=2), ["t"])
         assert (caught.value.wanted, caught.value.low) == (2, 5)
+        assert "from offset 2 up to 5 were deleted before they were read" in str(caught.value)
+
+    def test_records_deleted_in_several_partitions_are_all_counted(self):
+        every = log(p0=(5, 10, 10), p1=(0, 10, 10), p2=(7, 9, 9))
+        with pytest.raises(DataLoss, match=r"of t-0 from offset 2 up to 5, and records of 1 other partition, were deleted"):
+            plan_ranges(every, at(p0=2, p1=2, p2=2), ["t"])
 
     def test_unless_skip_records_them_as_a_gap(self):
         planned = plan_ranges(log(p0=(5, 10, 10)), at(p0=2), ["t"], data_loss="skip")

@@ -85,14 +85,16 @@ class DataLoss(PlanError):
     :param wanted: the next offset to read.
     :param low: the first offset of the log.
     :param action: the action, if the window is replayed; "" if its records are read for the first time.
+    :param others: the number of other partitions that have lost records, too; default 0.
     """
 
-    def __init__(self, topic: str, partition: int, wanted: int, low: int, action: str = "") -> None:
+    def __init__(self, topic: str, partition: int, wanted: int, low: int, action: str = "", *, others: int = 0) -> None:
         self.topic, self.partition, self.wanted, self.low = topic, partition, wanted, low
         before = "the window is replayed" if action else "they were read"
+        more = f", and records of {others} other partition{'' if others == 1 else 's'}," if others else ""
         decide = 'To continue without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
         super().__init__(
-            f"Records of {topic}-{partition} from offset {wanted} up to {low} were deleted before {before}",
+            f"Records of {topic}-{partition} from offset {wanted} up to {low}{more} were deleted before {before}",
             expected=f"offset {wanted} still in the log",
             action=action or decide,
         )

@@ -276,7 +276,9 @@ class Lag:
         age = (
             "" if not self.count_records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
         )
-        return f"{self.of} is {self.count_records():,} records behind{age} ({len(self.partitions)} partitions)"
+        lost = sum(state.lost for state in self.partitions.values())
+        deleted = f", {lost:,} offsets were deleted before they were read" if lost else ""
+        return f"{self.of} is {self.count_records():,} records behind{age}{deleted} ({len(self.partitions)} partitions)"
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,11 @@ def plan_ranges(
         cut = log.diverged.get(tp) if remembered is not None else None
         if lost := _find_lost(tp, start, partition, cut):
             if data_loss == "fail":
-                raise _make_loss_error(lost, start, partition, position.epochs.get(tp, -1))
+                others = sum(
+                    1 for other, offset in position.offsets.items()
+                    if other != tp and other.topic in topics and other in log.partitions and offset < log.partitions[other].low
+                )  # fmt: skip
+                raise _make_loss_error(lost, start, partition, position.epochs.get(tp, -1), others)
             gaps.append(lost)
             start = lost.end
         if partition.lso < start:
@@ -181,9 +185,9 @@ def _find_lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int
     return Gap(*tp, max(cut, partition.low), start) if cut is not None and max(cut, partition.low) < start else None
 
 
-def _make_loss_error(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanError:
+def _make_loss_error(lost: Gap, start: int, partition: PartitionLog, epoch: int, others: int) -> PlanError:
     if lost.start == start:
-        return DataLoss(lost.topic, lost.partition, start, lost.end)
+        return DataLoss(lost.topic, lost.partition, start, lost.end, others=others)
     return LogTruncated(lost.topic, lost.partition, start, epoch, lost.start, partition.epoch)
 
 

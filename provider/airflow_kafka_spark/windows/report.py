@@ -292,6 +292,7 @@ class Report:
     @property
     def line(self) -> str:
         """The report as one line for a log."""
+        dead = sum(p.records for p in self.dead_letters)
         extra = [
             f"{count:,} {what}"
             for count, what in (
@@ -300,8 +301,8 @@ class Report:
                 (self.records_filtered, "filtered"),
                 (self.records_routed - self.records_captured, "routed to other topics"),
                 (self.records_captured, "routed to other sinks"),
-                (max(0, self.records_rejected - sum(p.records for p in self.dead_letters)), "rejected"),
-                (sum(p.records for p in self.dead_letters), "dead letters"),
+                (max(0, self.records_rejected - dead), "rejected"),
+                (dead, "dead letter" if dead == 1 else "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
                 (self.records_removed, "removed from the topic since they were committed"),
                 (self.window.held_back, "offsets held back by an open transaction"),
@@ -362,7 +363,7 @@ def describe_window(window: Window) -> str:
     """Return the ranges of a window for a log line."""
     if window.source is None:
         interval = f"[{format_instant(window.interval[0])}, {format_instant(window.interval[1])}): " if window.interval else ""
-        return f"{interval}{describe_ranges(window.ranges)} (at most {window.span:,} records)"
+        return f"{interval}{describe_ranges(window.ranges)} (at most {_count(window.span, 'record')})"
     splits, rows = len(window.source.splits), window.source.rows
     more = "; the source holds more, for the next window" if window.source.remaining else ""
     return f"{splits} split{'s' if splits != 1 else ''} of the source{f', {rows:,} rows' if rows is not None else ''}{more}"
