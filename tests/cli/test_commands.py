@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.cli.commands import format_replay
 from airflow_kafka_spark.cli.definition import COMMANDS, main, make_parser
+from airflow_kafka_spark.control.base import ChangeResult, ReplayedWindow
 from airflow_kafka_spark.errors import (
     FollowedMismatch,
     GroupOwned,
@@ -180,6 +182,13 @@ def test_pause_resume_skip_and_replay_print_their_change_and_show_lists_it(line,
     assert line("replay", name, *why)[0] == line("resend", name, *why)[0] == 2
     text = line("show", name)[1]
     assert "asked for a replay of 1" in text and "resumed" in text and f"{TOPIC}-0: 4 -> 10" in text
+
+
+def test_a_replay_prints_each_range_of_its_window_in_a_line_of_its_own():
+    ranges = OffsetRange("t", 0, 0, 4), OffsetRange("t", 1, 2, 3)
+    window = ReplayedWindow(1, None, 0, ranges, "dag/run1/task", "dag", "run1", "task", -1)
+    text = format_replay(ChangeResult("replay", "p", 1, "ann", "format", False, window=window))
+    assert "\n\n  t-0 [0, 4)\n  t-1 [2, 3)\n\n" in text
 
 
 def test_what_is_refused_ends_with_1_and_says_why(line, name):

@@ -217,6 +217,19 @@ def test_a_server_that_does_not_answer_is_asked_again(orders: Place, monkeypatch
     assert waits == [1.0]
 
 
+def test_the_log_names_the_range_of_a_chunk_that_differs_and_lists_all_rows_in_one_entry(orders: Place, caplog) -> None:
+    caplog.set_level("INFO")
+    orders.connection.execute("DELETE FROM t WHERE id IN (50, 60)")
+    verify(orders, chunk_rows=300, parallel=1, rechecks=1, recheck_delay=0.1, on_difference="warn")
+    assert [m for m in caplog.messages if "differ" in m and "against" not in m] == [
+        "A chunk differs: rows up to key 300. The source has 300 rows in it, the sink 298",
+        "Recheck 1 of 1: 1 chunk differs, and is compared again in 0.1 s",
+        "The rows that differ, 2 named:\n  missing: id=50\n  missing: id=60",
+    ]
+    (summary,) = [m for m in caplog.messages if "against" in m]
+    assert summary.endswith("Chunks: 4 compared, 1 differed at first, 0 of these were equal later")
+
+
 def test_only_rows_of_the_condition_are_compared(orders: Place) -> None:
     orders.connection.execute("UPDATE t SET note = 'changed' WHERE id > 900")
     orders.connection.execute("DELETE FROM t WHERE id = 10")
@@ -234,6 +247,7 @@ def test_all_problems_are_named_before_anything_is_compared(orders: Place) -> No
         "parallel", "chunk_rows", "on_difference", "columns", "exclude_columns",
         "source column `shape`", "source column `only_here`", "source column `at`",
     ]  # fmt: skip
+    assert "the sink's table" in str(raised.value.problems[6]), "both tables may have one name"
     without = ["shape", "only_here", "at"]
     with pytest.raises(ValidationError) as raised:
         verify(orders, exclude_columns=without, where="nothing = 1")

@@ -255,7 +255,13 @@ def format_replay(result: ChangeResult) -> str:
     first = (
         f"{_begin(result)} change {result.change}: {which} of pipeline {result.pipeline} once more, {_describe_author(result)}"
     )
-    lines = [first, "", f"  {_format_ranges(window.ranges)}", "", *_format_sentences(result.warnings)]
+    lines = [
+        first,
+        "",
+        *(f"  {line}" for line in _format_ranges(window.ranges).splitlines()),
+        "",
+        *_format_sentences(result.warnings),
+    ]
     if window.dag_id:
         task = [window.task_id, window.map_index] if window.map_index >= 0 else window.task_id
         task_instance = {"dag_run_id": window.run_id, "task_ids": [task]}

@@ -186,9 +186,13 @@ class VerifyOperator(ChecksArguments, BaseOperator):
     def _log(report: VerificationReport) -> None:
         level = logging.INFO if report.is_equal else logging.WARNING
         log.log(
-            level, "%s against %s: %s. Compared %d rows with %d, in %d chunks and %.1f s; %d chunks differed, %d of them settled",
-            report.sink, report.source, report.summary, report.sink_rows, report.source_rows, report.chunks, report.seconds,
+            level,
+            "%s against %s: %s. Compared %d rows with %d, in %.1f s. "
+            "Chunks: %d compared, %d differed at first, %d of these were equal later",
+            report.sink, report.source, report.summary, report.sink_rows, report.source_rows, report.seconds, report.chunks,
             report.differing_chunks, report.settled_chunks,
         )  # fmt: skip
-        for difference in report.differences:
-            log.warning("%s", difference)
+        if report.differences:
+            log.warning(
+                "The rows that differ, %d named:%s", len(report.differences), "".join(f"\n  {d}" for d in report.differences)
+            )

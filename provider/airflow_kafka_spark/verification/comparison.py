@@ -99,7 +99,7 @@ class RangeComparison:
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
-                log.info("Rows differ behind %s up to %s: %s, %s", chunk.after, chunk.upto, source, sink)
+                log.info("A chunk differs: rows %s. The source has %d rows in it, the sink %d", chunk, source.rows, sink.rows)
             if state.after is not None:
                 saved(state)
 
@@ -296,7 +296,8 @@ def _recheck_chunks(options: VerificationOptions, work: ConcurrentWork, chunks: 
     for number in range(options.rechecks):
         if not chunks:
             break
-        log.info("Recheck %d: %d chunks differ, compared again in %g s", number + 1, len(chunks), options.recheck_delay)
+        differ = "1 chunk differs, and is" if len(chunks) == 1 else f"{len(chunks):,} chunks differ, and are"
+        log.info("Recheck %d of %d: %s compared again in %g s", number + 1, options.rechecks, differ, options.recheck_delay)
         work.wait(options.recheck_delay)
         chunks = differing(chunks)
     return chunks

@@ -279,6 +279,14 @@ class Chunk:
     upto: SplitKey | None = None
     nulls: bool = False
 
+    def __str__(self) -> str:
+        """Return the range in words, for a log line."""
+        if self.nulls:
+            return "whose key has a NULL"
+        after, upto = (", ".join(map(str, key)) if key else "" for key in (self.after, self.upto))
+        parts = [*([f"after key {after}"] if after else []), *([f"up to key {upto}"] if upto else [])]
+        return " ".join(parts) or "of any key"
+
     def to_json(self) -> dict[str, Any]:
         """Return the chunk as JSON, for the saved state of a task."""
         return {"after": self.after and list(self.after), "upto": self.upto and list(self.upto), "nulls": self.nulls}

@@ -242,7 +242,10 @@ class _Planning:
             if a is None:
                 continue
             if b is None:
-                found, action = f"{self.theirs.name} has no column `{other}`", 'Name it with `columns={"source": "sink"}`'
+                found, action = (
+                    f"the sink's table {self.theirs.name} has no column `{other}`",
+                    'Name it with `columns={"source": "sink"}`',
+                )
                 problems.append(Problem(f"source column `{name}`", found, f"{action}, or leave it out with `exclude_columns=`"))
             elif (form := find_form(a, b, in_postgres=in_postgres)) is None:
                 found = (
