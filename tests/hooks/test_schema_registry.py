@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +77,17 @@ def test_records_of_all_versions_come_out_as_the_latest_has_them(registry: Embed
     assert decoded.batch.to_pylist() == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "n"}] * 50 + [
         {"id": None, "note": None}
     ]
+
+
+def test_single_requests_leave_no_line_in_the_log_unless_the_user_has_set_its_level(
+    registry: EmbeddedRegistry, registered: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, shown in ((logging.NOTSET, False), (logging.INFO, True)):
+        for name in ("httpx", "httpx2"):
+            caplog.set_level(level, logger=name)
+        caplog.set_level("INFO")
+        assert [schema.version for schema in SchemaRegistryHook(CONN).list_versions("orders-value")] == [1, 2]
+        assert ("HTTP Request" in caplog.text) == shown
 
 
 def test_a_version_or_a_schema_may_be_the_readers(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
@@ -309,6 +321,8 @@ def test_a_subject_that_is_not_there_is_a_problem() -> None:
 def test_a_wrong_password_is_reported_and_never_shown(
     registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for name in ("httpx", "httpx2"):
+        caplog.set_level("INFO", logger=name)
     with caplog.at_level("INFO"), guarded(registry.url, "ann", "r@ght") as url:
         address = url.removeprefix("http://")
         add(monkeypatch, "good", login="ann", password="r@ght", extra={"url": url})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,15 @@ _SECRET = re.compile("(?i)password|secret|token|user.info|bearer.auth.custom")
 _TRY_AGAIN = (408, 429)
 _NOT_FOUND = 404
 UNEXPLAINED = "the registry does not say why"
+
+
+def _silence_http() -> None:
+    """Keep the lines of single requests out of a task's log: `404` is a usual answer there, which shows that a schema is not
+    registered yet. A level that the user has set stays.
+    """
+    for name in ("httpx", "httpx2"):
+        if (logger := logging.getLogger(name)).level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,7 @@ class RegistryRequests(ABC):
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as e:
             raise PackageMissing("The schema registry", e.name or "confluent-kafka[schemaregistry]", "avro") from None
+        _silence_http()
         try:
             return SchemaRegistryClient(self.config)
         except (ValueError, TypeError, OSError) as e:
