@@ -106,6 +106,9 @@ def describe_sql_refusal(error: Exception) -> str:
     """Return the reason why Spark's analyzer or parser refuses SQL: its first line, without the columns and conditions of this
     package.
     """
+    if re.match(r"\s*\[MISSING_(?:GROUP_BY|AGGREGATION)\]", str(error)):
+        # Spark proposes GROUP BY and OVER, which are refused as well.
+        return "found an aggregate; expected an expression that is computed for each record alone"
     reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
     reason = re.sub(r"CASE WHEN \(\([^()]*__kafka_\w+[^()]*\) AND \([^()]*__kafka_\w+[^()]*\)\) THEN (.*) END", r"\1", reason)
     reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).rstrip("; ").replace("[, ", "[")
