@@ -468,7 +468,8 @@ class LagProbe:
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
-        return ProbeResult(done, self._make_payload(lag, verdict, verdicts), f"{line}; waiting for {self.threshold}")
+        reached = "this is" if done else "waiting for"
+        return ProbeResult(done, self._make_payload(lag, verdict, verdicts), f"{line}; {reached} {self.threshold}")
 
     def _make_payload(self, lag: Lag, verdict: Verdict, verdicts: Mapping[TopicPartition, Verdict]) -> dict[str, Any]:
         return {

@@ -65,8 +65,8 @@ class FilesSource(FilesSourceOptions, RowSource):
     back, it is not read again. Up to 1 000 remembered files, this holds for any time. Up to 10 000, it holds for 7 days, and
     above that number for the allowed lateness.
 
-    Windows take files in the order of modification time and name. Within a window, no order is kept between splits. Empty files
-    are ignored until they have content. Hidden files and directories (``_*`` without ``=``, ``.*``) are always ignored. Links to
+    Windows take files in the order of modification time and name. Within a window, no order is kept between splits, nor between
+    the files of a split. Empty files are ignored until they have content. Hidden files and directories (``_*`` without ``=``, ``.*``) are always ignored. Links to
     directories are not followed.
 
     With ``recursive``, files in directories named ``column=value`` (the layout of Hive and Spark) are read, too. The directories
