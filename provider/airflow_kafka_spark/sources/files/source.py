@@ -66,8 +66,8 @@ class FilesSource(FilesSourceOptions, RowSource):
     above that number for the allowed lateness.
 
     Windows take files in the order of modification time and name. Within a window, no order is kept between splits, nor between
-    the files of a split. Empty files are ignored until they have content. Hidden files and directories (``_*`` without ``=``, ``.*``) are always ignored. Links to
-    directories are not followed.
+    the files of a split. Empty files are ignored until they have content. Hidden files and directories (``_*`` without ``=``,
+    ``.*``) are always ignored. Links to directories are not followed.
 
     With ``recursive``, files in directories named ``column=value`` (the layout of Hive and Spark) are read, too. The directories
     give columns if ``partition_columns`` names them. Each file of a window then has to lie in directories of exactly these
