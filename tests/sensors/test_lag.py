@@ -49,6 +49,16 @@ def test_it_waits_until_a_live_group_has_caught_up(kafka, topic, context, deferr
     assert (value["records"], value["seconds"], value["status"], value["group_id"]) == (0, 0.0, "OK", topic)
 
 
+def test_the_log_of_a_sensor_says_that_it_waits_only_while_it_waits(kafka, topic, context, capsys):
+    produce(kafka, topic, 3)
+    with pytest.raises(AirflowSensorTimeout):
+        run(sensor(topic, at_most_records=2, timeout=0.1), context())
+    run(sensor(topic, at_most_records=3), context())
+    *first, last = [line for line in capsys.readouterr().out.splitlines() if "records behind" in line]
+    assert "; this is at most 3 records" in last
+    assert first and all("; waiting for at most 2 records" in line for line in first)
+
+
 @both
 def test_it_waits_until_a_batch_is_worth_starting(kafka, topic, context, deferrable):
     produce(kafka, topic, 2)
