@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.errors import RowRejected, RowsRejected, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import RowRejected, RowsRejected, SourceRejected, TooManyBadRecords, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink
+from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import (
     Cast,
     Condition,
@@ -31,8 +34,12 @@ from airflow_kafka_spark.transforms import (
     TimestampRouter,
     ValueToKey,
 )
+from tests.support.clients import open_hook
+from tests.support.control import skip
 from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
+from tests.support.pipelines import SPARK, create_ledger
+from tests.support.runs import context
 from tests.support.shop import Shop, shop
 from tests.support.unfit import avro, plain
 
@@ -280,3 +287,47 @@ def test_no_record_goes_to_the_ledger_and_a_topic_has_to_be_there(orders: Shop) 
     with KafkaHook() as hook:
         assert not hook.describe_topics(["no-such-topic"], missing="omit")
     assert orders.run("run1")["attempts"] == 3 and orders.check() == 3
+
+
+def test_the_window_of_a_malformed_file_is_finished_with_such_lines_in_a_topic_of_their_own_or_given_up(
+    kafka, unique, tmp_path, monkeypatch
+):
+    """As the pages and the error say it: the file is not touched, or it is added under another name."""
+    name, files = unique("malformed"), tmp_path / "in"
+    files.mkdir()
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
+    kafka.create_topic(name, 1)
+    create_ledger(kafka, name)
+
+    def publish(run_id: str, schema: str = "id bigint, amount int", transforms: Sequence[Any] = (), **options: str) -> None:
+        SourceToKafkaOperator(
+            task_id="task",
+            pipeline=name,
+            ledger_topic=f"ledger-{name}",
+            source=FilesSource(str(files), format="csv", schema=schema, options={"header": True, **options}),
+            sink=KafkaSink(topic=name, key="id", value=Json()),
+            transforms=transforms,
+        ).execute(context(run_id))
+
+    (files / "a.csv").write_text("id,amount\n1,10\n2,many\n")
+    with pytest.raises(SourceRejected, match="To publish its other rows.* under another name"):
+        publish("run1")
+    apart = [
+        Filter(predicate=Condition("_corrupt_record IS NOT NULL"), to=f"{name}-malformed", reason="a malformed line"),
+        ReplaceField(exclude="_corrupt_record"),
+    ]
+    publish("run2", "id bigint, amount int, _corrupt_record string", apart, mode="PERMISSIVE")
+    (files / "b.csv").write_text("id,sum\n3,30\n")
+    with pytest.raises(SourceRejected, match="header.* under another name"):
+        publish("run3")
+    (files / "b.csv").write_text("id,amount\n3,30\n")
+    with pytest.raises(SourceRejected, match="changed since.* give the file another name"):
+        publish("run4")
+    with open_hook(kafka) as hook:
+        skip(hook, name, running=False, why="b.csv is wrong", ledger_topic=f"ledger-{name}")
+    (files / "b.csv").rename(files / "b-2.csv")
+    publish("run5")
+    extra = kafka.connection_extra()
+    assert [json.loads(value) for _, value, *_ in letters(extra, name)] == [{"id": 1, "amount": 10}, {"id": 3, "amount": 30}]
+    assert [json.loads(value)["_corrupt_record"] for _, value, *_ in letters(extra, f"{name}-malformed")] == ["2,many"]

@@ -57,7 +57,14 @@ _JSON = re.compile(rf"{_MALFORMED_JSON} of file `([^`]*)`: ([^\n]*?)(?: SQLSTATE
 _UNESCAPED_QUOTE = "Unescaped quote character"
 _SHOWN = 300
 """Maximum number of characters of a record, and of a message of Spark, that a message shows."""
-_CORRECT_RECORDS = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
+_REPLACE_FILE = (
+    "If the file is wrong, do not change it, because its window is open: give the window up (`airflow kafka-spark skip`), which "
+    "leaves out its rows that are not published, and put a file under another name in its place"
+)
+_CORRECT_RECORDS = (
+    "If the file is right, correct `schema` or `options`. To publish its other rows, set the option `mode` to PERMISSIVE, and "
+    f"add `_corrupt_record string` to `schema`, which then holds such records. {_REPLACE_FILE}"
+)
 
 
 @dataclass(frozen=True)
@@ -341,8 +348,9 @@ def require_unchanged(store: FileStore, frozen: Mapping[str, ListedFile]) -> Non
             store.uri,
             f"{join_names(changed)} changed since the window was frozen: `{now.name}` had {changed[0].version}, and has "
             f"{now.version}",
-            "Put the file back as it was, with its modification time, and run the task again. Writers must not touch files "
-            "that are listed: see `min_age`",
+            "Put the file back as it was, with its modification time, and run the task again. Or give the window up (`airflow "
+            "kafka-spark skip`), which leaves out its rows that are not published, and give the file another name. Writers "
+            "must not touch files that are listed: see `min_age`",
         )
 
 
@@ -487,10 +495,13 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
         return None
     kind, name = failed[1], urllib.parse.unquote(failed[2])
     if header := _HEADER.search(text):
-        detail, action = f"its header is not the schema's: {header[1]}. {header[2]}", "Correct the file, or the order in `schema`"
+        detail, action = (
+            f"its header is not the schema's: {header[1]}. {header[2]}",
+            f"If the file is right, correct the order in `schema`. {_REPLACE_FILE}",
+        )
     elif count := _OTHER_COUNT.search(text):
         detail = f"its header has another number of columns than the schema: {count[1].strip()}"
-        action = "Correct the file, `schema`, or the option `delimiter`"
+        action = f"If the file is right, correct `schema`, or the option `delimiter`. {_REPLACE_FILE}"
     elif malformed := _MALFORMED.search(text):
         detail = malformed[1][:_SHOWN]
         action = _CORRECT_RECORDS
