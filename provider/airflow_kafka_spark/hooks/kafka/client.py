@@ -35,7 +35,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, describe_identity, make_admin_config
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message
+    from confluent_kafka import Consumer, KafkaError, Message, ThrottleEvent
     from confluent_kafka.admin import AdminClient
 
 
@@ -45,6 +45,8 @@ REFUSED_LOGIN = frozenset(
     {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
 )
 """Names of the errors with which a broker refuses a login or a TLS handshake."""
+THROTTLED = "; the brokers delay their answers, because of a quota of the user or the client id"
+"""The end of the message of an error, if brokers throttle the client."""
 _NOISE = re.compile(
     r"(?<=\d)/(?:bootstrap|\d+)(?=: )|(?<=: )Connect to ipv[46]#\S+ failed: "
     r"| \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$"
@@ -66,7 +68,8 @@ class ClientEvents:
     """Collects what a client of librdkafka reports besides its answers: errors and log lines.
 
     Pass it as ``logger=events`` and ``error_cb=events.on_error`` to a client of confluent-kafka. Log lines then go to this
-    module's logger at debug level instead of stderr, and ``reason()`` returns the reason for missing answers.
+    module's logger at debug level instead of stderr, and ``find_reason()`` returns the reason for missing answers. With
+    ``throttle_cb=events.on_throttle``, too, ``describe_throttling()`` says if a quota delays answers.
 
     :param error_cb: a callback of the connection, which is called with every error, too.
     """
@@ -74,6 +77,7 @@ class ClientEvents:
     def __init__(self, error_cb: Callable[[KafkaError], None] | None = None) -> None:
         self._error_cb = error_cb
         self._seen: dict[str, _Seen] = {}
+        self._throttled_at = 0.0
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Record a log line of librdkafka."""
@@ -90,6 +94,18 @@ class ClientEvents:
         self._note("_SSL" if "SSL alert number" in error.str() else error.name(), error.str())
         if self._error_cb:
             self._error_cb(error)
+
+    def on_throttle(self, event: ThrottleEvent) -> None:
+        """Record that a broker delays its answers. The client also reports when a broker does so no longer."""
+        if event.throttle_time > 0:
+            self._throttled_at = time.monotonic()
+
+    def describe_throttling(self, since: float) -> str:
+        """Return that brokers have delayed their answers because of a quota, as the end of a message; "" if they have not.
+
+        :param since: time on the monotonic clock; earlier delays are ignored.
+        """
+        return THROTTLED if self._throttled_at and self._throttled_at >= since else ""
 
     def _note(self, name: str, text: str) -> None:
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ FOLLOWING = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE"})
 _GRACE_SECONDS = 1.0
 """Seconds after its own timeout in which librdkafka has to name the error itself."""
 
+_LOGIN_SECONDS = 2.0
+"""Seconds between two looks for a refused login, while the coordinator is awaited."""
+
 OFFSETS_BYTES = 400_000
 """Approximate maximum size in bytes of a group's offsets in one request. Brokers write each request as one batch, and
 ``__consumer_offsets`` accepts batches of up to 1 MiB by default."""
@@ -42,22 +46,43 @@ def make_fencing_producer(config: Mapping[str, Any], transactional_id: str, seco
     :param seconds: timeout for the coordinator.
     :param events: collector of the errors that the client reports beside its answers.
     :raises RightMissing: the user may not use this id.
-    :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses.
+    :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses, or the login is refused.
     """
     from confluent_kafka import Producer
 
     # Without an error_cb a client raises fatal errors, as that of a fence, from any later call.
-    settings = {**ALL_BROKERS, **config, "transactional.id": transactional_id, "error_cb": events.on_error}
+    own = {"transactional.id": transactional_id, "error_cb": events.on_error, "throttle_cb": events.on_throttle}
+    settings = {**ALL_BROKERS, **config, **own}
     producer = Producer(settings, logger=events)
     right = Right("transactional id", "Write", transactional_id)
     try:
         with name_missing_rights(config, "fencing earlier attempts", right, events=events):
-            producer.init_transactions(seconds)
+            _init_transactions(producer, seconds, events)
     except BaseException:
         # The error holds this frame for as long as it is kept, and a producer connects again and again.
         del producer
         raise
     return producer
+
+
+def _init_transactions(producer: Producer, seconds: float, events: ClientEvents) -> None:
+    """Fence earlier producers. If the brokers refuse the login, librdkafka tries again until the time is over: a password that was
+    changed meanwhile stays wrong.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    begun = time.monotonic()
+    while True:
+        left = begun + seconds - time.monotonic()
+        try:
+            # A call after one that has timed out continues with the same request.
+            return producer.init_transactions(max(0.0, min(_LOGIN_SECONDS, left)))
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._TIMED_OUT or left <= _LOGIN_SECONDS:
+                raise
+        producer.poll(0)
+        if refused := events.find_refused_login(begun):
+            raise KafkaException(KafkaError(KafkaError._AUTHENTICATION, refused))
 
 
 def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:

@@ -68,7 +68,7 @@ from airflow_kafka_spark.ledger.topic import (
     read_span,
 )
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
-from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
+from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal, name_quota
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
@@ -257,6 +257,9 @@ PRODUCER: Mapping[str, Any] = {
 }
 """Defaults of the producer, measured in benchmarks/. The settings of the connection take precedence."""
 
+_LATE = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT"})
+"""Names of the errors of records, and of a transaction, that the brokers have not acknowledged in time."""
+
 FENCE_SECONDS = 60.0
 """Seconds to wait for the brokers, to fence earlier tasks and to read the end of the ledger."""
 YIELD_SECONDS = 30.0
@@ -402,7 +405,7 @@ class Publisher:
         arriving, begun = Timed(records), time.monotonic()
         producer.begin_transaction()
         # A record that was read from Kafka may have a time that cannot be sent.
-        sender = self._make_sender(producer, self.topic, self.partitions, split, exact_times=self.consumed is None)
+        sender = self._make_sender(producer, self.topic, self.partitions, split, events, exact_times=self.consumed is None)
         policy = self.bad_record_policy
         try:
             with self._name_topics_in_errors(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
@@ -411,7 +414,7 @@ class Publisher:
                     faults.reached("publish.mid")
                 landed = sender.flush()
             with self._name_topics_in_errors(split, [policy.topic or ""] if policy else [], events):
-                dead = self._send_dead_letters(producer, records.result) if records.result is not None else ()
+                dead = self._send_dead_letters(producer, records.result, events) if records.result is not None else ()
             faults.reached("publish.flushed")
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
@@ -435,7 +438,7 @@ class Publisher:
         right = Right("topic", "Write", "`, `".join(topics))
         return name_missing_rights(self.config, self._format_step(split), right, conn_id=self.conn_id, events=events)
 
-    def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
+    def _send_dead_letters(self, producer: Producer, result: SplitResult, events: ClientEvents) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
 
         :raises Rejected: bad records are not tolerated.
@@ -460,6 +463,7 @@ class Publisher:
             policy.topic,
             {policy.topic: policy.partitions},
             result.index,
+            events,
             "dead letter",
         )
         sender.send(policy.envelope.make_records(letters))
@@ -471,6 +475,7 @@ class Publisher:
         topic: str | None,
         partitions: Mapping[str, int],
         split: int,
+        events: ClientEvents,
         called: str = "row",
         exact_times: bool = False,
     ) -> Sender:
@@ -485,6 +490,7 @@ class Publisher:
             self.ledger.topic,
             self._find_topic_ids,
             exact_times,
+            events,
         )
 
     def _find_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
@@ -528,6 +534,7 @@ class Publisher:
             failure: KafkaSparkError = TransactionTimedOut(
                 self.ledger.pipeline, self._format_step(split), seconds, self.transaction_timeout
             )
+            failure.found += events.describe_throttling(0.0)
         elif fenced:
             marker = self._wait_for_other(split)
             failure = Fenced(self.ledger.pipeline, self._format_step(split))
@@ -536,7 +543,7 @@ class Publisher:
             marker = self._wait_for_other(split)
             failure = self._make_unavailable_error(error, self._format_step(split))
         else:
-            failure = self._make_failure(error, self._format_step(split))
+            failure = self._make_failure(error, self._format_step(split), events)
             # Fencing this task's own id ends the uncertain transaction: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
@@ -556,7 +563,7 @@ class Publisher:
     def _format_step(self, split: int) -> str:
         return f"publishing split {split} of window {self.ledger.number}"
 
-    def _make_failure(self, error: BaseException, doing: str) -> KafkaSparkError:
+    def _make_failure(self, error: BaseException, doing: str, events: ClientEvents) -> KafkaSparkError:
         """Return the error to raise: :class:`.KafkaRefused` if the brokers refused a record. Only the transaction reports this if
         no callback watched the batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
@@ -564,7 +571,10 @@ class Publisher:
         marker = [Right("topic", "Write", self.ledger.topic)]
         if missing := find_missing_right(said, KafkaUser.of(self.config, self.conn_id), doing, marker):
             return missing
-        return (said and find_refusal(said, self.conn_id, "rows")) or self._make_unavailable_error(error, doing)
+        if refused := said and find_refusal(said, self.conn_id, "rows"):
+            return refused
+        failure = self._make_unavailable_error(error, doing)
+        return name_quota(failure, events) if said is not None and said.name() in _LATE else failure
 
     def _make_unavailable_error(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(self.conn_id, doing, describe_producer_error(error))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client import KafkaUser, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
 from airflow_kafka_spark.hooks.kafka.transactions import find_abort_cause, find_transaction_error
 from airflow_kafka_spark.librdkafka.tasks.produce import RecordArray, find_obstacle
@@ -110,6 +110,7 @@ class Sender:
     :param conn_id: the connection, for messages.
     :param ledger: the ledger topic, to which no row may be sent; "" (default) if none can name it.
     :param exact_times: True: a timestamp that cannot be sent is refused. False (default): 0 becomes the time of sending.
+    :param events: what the producer reports besides its answers, for messages; default: nothing is known.
     :param on_new_topics: called with the names of topics that are not in ``partitions``, before records are sent to them.
     """
 
@@ -123,6 +124,7 @@ class Sender:
     ledger: str = ""
     on_new_topics: Callable[[Sequence[str]], object] | None = None
     exact_times: bool = False
+    events: ClientEvents = field(default_factory=ClientEvents, repr=False)
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
@@ -155,8 +157,7 @@ class Sender:
                 raise self._find_refusal("", cause) or KafkaException(cause)
         self._raise()
         if left:
-            found = f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s{self._describe_delay()}"
-            raise KafkaUnavailable(self.conn_id, f"sending {self.called}s", found)
+            raise self._make_late_error(f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s")
         return tuple(Landed(*tp, sent.first, sent.last, sent.records) for tp, sent in sorted(self._sent.items()))
 
     def _send(self, batch: pa.RecordBatch) -> None:
@@ -294,8 +295,7 @@ class Sender:
         self.producer.poll(_ROOM_SECONDS)
         self._raise()
         if time.monotonic() > deadline:
-            found = f"the queue has been full for {self.patience:.0f} s{self._describe_delay()}"
-            raise KafkaUnavailable(self.conn_id, f"sending {self.called}s", found)
+            raise self._make_late_error(f"the queue has been full for {self.patience:.0f} s")
 
     # --- partitions ---
 
@@ -384,6 +384,11 @@ class Sender:
         facts = self._keyless.get(topic, ""), self._largest.get(topic, (0, ""))
         return find_refusal(cause, self.conn_id, f"{self.called}s", topic, *facts)
 
+    def _make_late_error(self, found: str) -> KafkaUnavailable:
+        """Return the error for records that the brokers do not take in time."""
+        failure = KafkaUnavailable(self.conn_id, f"sending {self.called}s", f"{found}{self._describe_delay()}")
+        return name_quota(failure, self.events)
+
     def _describe_delay(self) -> str:
         """Return what may keep brokers from acknowledging records, as the end of a message; "" if nothing is found.
 
@@ -409,6 +414,24 @@ def _list_stamps(stamps: pa.Array) -> list[int] | repeat[int]:
     """Return timestamps as objects: one object if all are equal, as those of a snapshot's rows are."""
     ends = pc.min_max(stamps).as_py()
     return repeat(ends["min"]) if ends["min"] == ends["max"] else stamps.to_pylist()
+
+
+# --- records that the brokers take slowly ---------------------------------------------------------------------------------
+
+
+def name_quota(failure: KafkaUnavailable, events: ClientEvents) -> KafkaUnavailable:
+    """Return the error of records that were not acknowledged in time, with a quota as its cause if brokers throttle the producer.
+
+    :param events: what the producer has reported.
+    """
+    if throttling := events.describe_throttling(0.0):
+        failure.found += throttling
+        failure.expected = "that the quota lets the producer send a split within `transaction_timeout`"
+        failure.action = (
+            "Raise `producer_byte_rate` (`kafka-configs.sh --describe --entity-type users`, and `clients`) or the sink's "
+            "`transaction_timeout`, and then run the task again: it publishes the splits that are left"
+        )
+    return failure
 
 
 # --- records that the brokers refuse -------------------------------------------------------------------------------------

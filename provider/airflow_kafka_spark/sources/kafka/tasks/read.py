@@ -17,7 +17,14 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, HeaderNameInvalid, KafkaUnavailable, LogCorrupt, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
-from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, KafkaUser, Right, drop_group_refusals, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client import (
+    ClientEvents,
+    ConsumedMessage,
+    KafkaUser,
+    Right,
+    drop_group_refusals,
+    find_missing_right,
+)
 from airflow_kafka_spark.hooks.kafka.log import find_truncations
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
@@ -33,6 +40,12 @@ POLL_SECONDS = 0.05
 SILENT_SECONDS = 3.0
 """Seconds without a record or an event after which a reader asks whether the user may still see the topic, and those to the next
 such request."""
+
+_SMALL_QUOTA = (
+    "Raise `consumer_byte_rate` (`kafka-configs.sh --describe --entity-type users`, and `clients`), or let fewer readers share it. "
+    "A broker never sends a batch of records that is larger than the quota of ten seconds. Then run the task again"
+)
+"""The action if a quota is too small for a batch. The quota of ten seconds is that of `quota.window.num` - 1 windows."""
 
 TUNING: Mapping[str, Any] = {
     "fetch.message.max.bytes": 8 << 20,
@@ -139,15 +152,16 @@ class KafkaSplitReader:
     def __iter__(self) -> Iterator[KafkaRecords]:
         if self.range.span == 0:
             return
-        events = _Events()
-        consumer = Consumer({**TUNING, **self.config, "error_cb": events.on_error}, logger=events)
+        events = ClientEvents()
+        own = {"error_cb": events.on_error, "throttle_cb": events.on_throttle}
+        consumer = Consumer({**TUNING, **self.config, **own}, logger=events)
         try:
             with _collect_garbage_seldom():
                 yield from self._read(consumer, events)
         finally:
             consumer.close()
 
-    def _read(self, consumer: Consumer, events: _Events) -> Iterator[KafkaRecords]:
+    def _read(self, consumer: Consumer, events: ClientEvents) -> Iterator[KafkaRecords]:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
@@ -161,7 +175,7 @@ class KafkaSplitReader:
             messages = cast("list[ConsumedMessage]", consumer.consume(wanted, POLL_SECONDS))
             if not messages:
                 if time.monotonic() - max(heard_at, asked_at) > min(SILENT_SECONDS, self.patience):
-                    self._refuse_silence(consumer, time.monotonic() - heard_at, position, events)
+                    self._refuse_silence(consumer, heard_at, position, events)
                     asked_at = time.monotonic()
                 continue
             heard_at = time.monotonic()
@@ -209,22 +223,29 @@ class KafkaSplitReader:
                 raise KafkaException(error)
         return position, False
 
-    def _refuse_silence(self, consumer: Consumer, seconds: float, position: int, events: _Events) -> None:
+    def _refuse_silence(self, consumer: Consumer, since: float, position: int, events: ClientEvents) -> None:
         """Make sure that records may still come. A consumer whose metadata leave a topic out for want of a right returns neither
-        records nor an error.
+        records nor an error. One whose login is refused, as after a change of the password, tries again and again.
 
-        :param seconds: the time without a record or an event.
+        :param since: when the last record or event has come, in seconds of the monotonic clock.
         :raises RightMissing: the user may not see the topic any more.
-        :raises KafkaUnavailable: nothing has come for too long.
+        :raises KafkaUnavailable: the brokers refuse the login, or nothing has come for too long.
         """
         topic, doing = self.range.topic, f"reading {self.range}"
         with suppress(KafkaException):
             error = consumer.list_topics(topic, timeout=1).topics[topic].error
             if missing := find_missing_right(error, KafkaUser.of(self.config), doing, [Right("topic", "Read", topic)]):
                 raise missing
-        if seconds > self.patience:
-            found = f"nothing came for {self.patience:.0f} s at offset {position}; {events.last}"
-            raise KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, found)
+        servers = str(self.config.get("bootstrap.servers"))
+        if refused := events.find_refused_login(since):
+            raise KafkaUnavailable(servers, doing, refused)
+        if time.monotonic() - since > self.patience:
+            throttling = events.describe_throttling(since)
+            reason = throttling or f"; {events.find_reason(since)[1] or 'librdkafka reports nothing'}"
+            failure = KafkaUnavailable(servers, doing, f"nothing came for {self.patience:.0f} s at offset {position}{reason}")
+            if throttling:
+                failure.expected, failure.action = "records within the quota", _SMALL_QUOTA
+            raise failure
 
     def _is_later(self, message: ConsumedMessage) -> bool:
         """Return True if a record was written after the log that was planned had been cut off."""
@@ -396,19 +417,6 @@ _FATAL = frozenset(
         KafkaError.UNSUPPORTED_VERSION,
     }
 )
-
-
-class _Events:
-    """Keeps the last error of librdkafka for the error message. Nothing is written to stderr."""
-
-    def __init__(self) -> None:
-        self.last = "librdkafka reports nothing"
-
-    def on_error(self, error: KafkaError) -> None:
-        self.last = error.str()
-
-    def log(self, level: int, message: str, *args: object) -> None:
-        """Ignore a log line, because librdkafka logs its own retries."""
 
 
 def read_spark_records(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
