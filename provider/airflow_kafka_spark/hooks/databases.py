@@ -362,6 +362,20 @@ def is_login_refused(message: str) -> bool:
     return _LOGIN_REFUSED.search(message) is not None
 
 
+_OF_MYSQL = re.compile(r"Access denied for user \S+ \(using password")
+_NO_RIGHT = re.compile(r"permission denied for|command denied to user|Access denied for user \S+ to database")
+
+
+def find_access_remedy(message: str) -> str:
+    """Return the action if a database server has refused a login, or a statement for want of a right; "" for other errors.
+
+    :param message: the whole message of the driver.
+    """
+    if is_login_refused(message) or _OF_MYSQL.search(message):
+        return "Correct the login of the Airflow connection, or let the server accept it from this machine"
+    return "Grant the user of the connection what is missing" if _NO_RIGHT.search(message) else ""
+
+
 _HINTS = re.compile(r"^connection failed: |\s*Is the server running on that host and accepting TCP/IP connections\?")
 """The text that libpq adds to the reason for which it has no connection."""
 

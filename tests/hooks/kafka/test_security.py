@@ -9,12 +9,14 @@ import subprocess
 import time
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaUnavailable, RightMissing
-from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+from airflow_kafka_spark.hooks.kafka.config import make_consumer_config, make_producer_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, read_committed_offsets
+from airflow_kafka_spark.hooks.kafka.transactions import make_fencing_producer
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
 from airflow_kafka_spark.ledger import topic
@@ -249,6 +251,18 @@ def test_a_reader_of_the_ledger_whose_password_was_changed_meanwhile_gives_up_wi
         list(topic.read_span(topic.LedgerSpan(config, TopicPartition("t", 0), 0, 50)))
     assert time.monotonic() - started < 60
     assert "nonsense" not in str(caught.value)
+
+
+def test_a_task_whose_password_was_changed_meanwhile_gives_up_within_seconds(sasl_plaintext):
+    """It reads with a new client, and fences with another one. The driver's own connections stay."""
+    config = {**sasl_plaintext.connection_extra(), "sasl.password": "changed-since"}
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable, match=r"reading t-0\[0,50\).*invalid credentials") as reading:
+        list(KafkaSplitReader(make_consumer_config(config), OffsetRange("t", 0, 0, 50)))
+    with pytest.raises(KafkaException, match="invalid credentials") as fencing:
+        make_fencing_producer(make_producer_config(config), "any", 60, ClientEvents())
+    assert time.monotonic() - began < 30, "the reader's patience is 300 s, the producer's is 60 s"
+    assert "changed-since" not in f"{reading.value} {fencing.value}"
 
 
 def test_committed_offsets_are_refused_within_seconds_if_the_password_was_changed_meanwhile(sasl_plaintext, monkeypatch):

@@ -11,7 +11,16 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, KafkaRefused, KafkaUnavailable, RowRejected, RowsCutOff, TopicMissing
+from airflow_kafka_spark.errors import (
+    Fenced,
+    KafkaRefused,
+    KafkaSparkError,
+    KafkaUnavailable,
+    RowRejected,
+    RowsCutOff,
+    TopicMissing,
+    TransactionTimedOut,
+)
 from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
@@ -25,6 +34,7 @@ from airflow_kafka_spark.windows.codec import marker_to_json
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.clients import open_hook
 from tests.support.oracle import committed_messages
+from tests.support.quotas import quotas
 from tests.support.waiting import settled
 
 PARTITIONS = 4
@@ -315,6 +325,27 @@ def test_a_topic_that_is_deleted_while_it_is_written_is_named(kafka, publisher, 
 
     with pytest.raises(KafkaUnavailable, match=f"topic `{topic}`: Broker: Unknown topic"):
         replace(publisher, transaction_timeout=3).publish(0, RecordBatches(deleting()))
+
+
+@pytest.mark.parametrize("timestamps", [False, True], ids=["as columns", "one by one"])
+def test_a_split_that_a_quota_delays_for_longer_than_its_transaction_may_take_names_the_quota(
+    kafka, publisher, topic, unique, timestamps
+):
+    """Records that are sent as columns are awaited by the transaction, others also by their callbacks."""
+    client = unique("client")
+    values = pa.array([os.urandom(1000) for _ in range(1000)], pa.binary())
+    columns = {"timestamp": pa.array([1_750_000_000_000] * 1000, pa.int64())} if timestamps else {}
+    throttled = replace(publisher, config={**publisher.config, "client.id": client, "batch.size": 20_000}, transaction_timeout=4)
+    with (
+        quotas(kafka, client, producer_byte_rate=10_000),
+        pytest.raises(KafkaSparkError, match="because of a quota of") as failure,
+    ):
+        throttled.publish(0, RecordBatches(iter([batch(1000, value=values, **columns)])))
+    assert isinstance(failure.value, (KafkaUnavailable, TransactionTimedOut))
+    assert "`transaction_timeout`" in failure.value.action
+    settled(topic)
+    assert records(kafka, topic) == []
+    assert throttled.publish(0, RecordBatches(iter([batch(1000, value=values, **columns)]))).records == 1000
 
 
 def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topic, monkeypatch):

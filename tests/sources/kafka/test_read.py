@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 from confluent_kafka import Producer, cimpl
@@ -16,6 +17,7 @@ from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from tests.support.clients import open_hook
 from tests.support.oracle import wait_stable
+from tests.support.quotas import quotas
 
 
 @pytest.fixture
@@ -182,3 +184,21 @@ def test_no_broker_is_an_error_after_the_patience(topic):
     config = kafka_config.make_consumer_config({"bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(KafkaUnavailable, match="nothing came for 2 s"):
         read(config, topic, 0, 9, patience=2.0)
+
+
+def test_a_quota_that_is_too_small_for_a_batch_is_named_and_a_larger_one_delays_the_records_only(kafka, unique, config, topic):
+    """A broker answers with no records while they would exceed the quota, which is compared with the rate of ten seconds."""
+    values = [os.urandom(100_000) for _ in range(6)]
+    producer = Producer({**kafka.connection_extra(), "linger.ms": 1000, "batch.size": 900_000})
+    for value in values:
+        producer.produce(topic, value, b"key", 0)
+    producer.flush(60)
+    config |= {"client.id": unique("client")}
+    with quotas(kafka, config["client.id"], consumer_byte_rate=50_000):
+        with pytest.raises(
+            KafkaUnavailable, match="nothing came for 4 s at offset 0; the brokers delay their answers, because of a"
+        ) as failure:
+            read(config, topic, 0, 6, patience=4.0)
+        assert "Raise `consumer_byte_rate`" in str(failure.value)
+    with quotas(kafka, config["client.id"], consumer_byte_rate=70_000):
+        assert read(config, topic, 0, 6, patience=60.0)[0] == values

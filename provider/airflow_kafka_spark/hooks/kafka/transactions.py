@@ -66,8 +66,8 @@ def make_fencing_producer(config: Mapping[str, Any], transactional_id: str, seco
 
 
 def _init_transactions(producer: Producer, seconds: float, events: ClientEvents) -> None:
-    """Fence earlier producers. If the brokers refuse the login, librdkafka tries again until the time is over: a password that was
-    changed meanwhile stays wrong.
+    """Fence earlier producers. Give up at once if the brokers refuse the login: librdkafka would try again until the time is
+    over, and a password that was changed meanwhile stays wrong.
     """
     from confluent_kafka import KafkaError, KafkaException
 

@@ -21,7 +21,7 @@ from airflow_kafka_spark.hooks.databases import (
     apply_session_settings,
     describe_driver_message,
     fetch_rows,
-    is_login_refused,
+    find_access_remedy,
     quote_literal,
     read_server,
     run,
@@ -88,8 +88,7 @@ class SinkServer(PostgresServer):
             )
         if state == "55000" or state[:2] in ("42", "44", "0A", "0L", "28") or is_refusal(error):
             return SinkRejected(place, window, detail, _find_action(state) or (_DEAD_LETTERS if is_refusal(error) else ""))
-        remedy = _REMEDIES.get(state) or (_LOGIN if is_login_refused(detail) else None)
-        return SinkUnavailable(place, doing, detail, remedy)
+        return SinkUnavailable(place, doing, detail, _REMEDIES.get(state) or find_access_remedy(str(error)) or None)
 
 
 _KNOWN = re.compile(r"(0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX)...")
@@ -104,7 +103,6 @@ _DEAD_LETTERS = (
     "Correct the target or the records, or send such records to a dead letter topic (`errors_tolerance`), and run the task "
     "again: it moves the same window"
 )
-_LOGIN = "Correct the connection's login, or let the server accept it from this machine"
 
 
 def is_refusal(error: BaseException) -> bool:

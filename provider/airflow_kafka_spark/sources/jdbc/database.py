@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, Protoc
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.hooks.databases import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, find_access_remedy
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
@@ -443,7 +443,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
             detail, is_refused = self.describe_error(error)
             cause = self.get_shown_cause(error)
             if is_refused:
-                raise SourceRejected(self.server.where, f"{doing}: {detail}") from cause
+                raise SourceRejected(self.server.where, f"{doing}: {detail}", find_access_remedy(str(error))) from cause
             if not is_open and detail == SESSION_ENDED:
                 detail = "the connection was closed before the login, as by a server of another kind"
             raise SourceUnavailable(self.server.where, doing, detail) from cause

@@ -16,7 +16,13 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate_texts
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, apply_session_settings, describe_driver_message
+from airflow_kafka_spark.hooks.databases import (
+    APPLICATION,
+    PostgresServer,
+    apply_session_settings,
+    describe_driver_message,
+    find_access_remedy,
+)
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES, UNHELD_ACTION, find_unheld_value
 
@@ -119,8 +125,9 @@ class PostgresSplitReader(SplitReader):
         if unheld := find_unheld_value(str(error)):
             return SourceRejected(self.table, unheld, UNHELD_ACTION)
         detail = describe_driver_message(self.server.scrub(extract_server_message(error)))
-        if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
-            return SourceRejected(self.table, f"{doing}: {detail}")
+        remedy = find_access_remedy(str(error))
+        if remedy or (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
+            return SourceRejected(self.table, f"{doing}: {detail}", remedy)
         return SourceUnavailable(self.server.where, doing, detail)
 
 

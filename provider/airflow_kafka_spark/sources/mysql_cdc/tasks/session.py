@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.databases import find_access_remedy
 from airflow_kafka_spark.sources.jdbc.mysql import SEND_SECONDS, MySqlDatabase, MySqlServer, fetch_rows, get_error_code
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
@@ -140,7 +141,7 @@ class LogServer:
                 found = f"the server does not send its log, {doing}: {detail}"
                 raise LogLost(self.where, found, NEW_PIPELINE) from cause
             if is_refused and code != TABLE_CHANGED:
-                raise SourceRejected(self.where, f"{doing}: {detail}") from cause
+                raise SourceRejected(self.where, f"{doing}: {detail}", find_access_remedy(detail)) from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
 
     def _refuse_other_driver(self, connection: Connection) -> None:

@@ -15,6 +15,7 @@ from airflow_kafka_spark.hooks.databases import (
     apply_session_settings,
     describe_driver_message,
     fetch_rows,
+    find_access_remedy,
     make_settings_query,
     read_system_identifier,
 )
@@ -130,8 +131,9 @@ class SlotServer:
             )
         if error.sqlstate == _NO_FILE and "WAL segment" in text:
             return LogLost(self.server.where, f"{doing}: {text}: its log was reset, or its files were removed", NEW_PIPELINE)
-        if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
-            return SourceRejected(self.server.where, f"{doing}: {text}")
+        remedy = find_access_remedy(text)
+        if remedy or ((error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03")):
+            return SourceRejected(self.server.where, f"{doing}: {text}", remedy)
         return SourceUnavailable(self.server.where, doing, text)
 
     def read_state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
