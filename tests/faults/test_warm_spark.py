@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 
 import pytest
 
+from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.testing._processes import wait_until
 from tests.support import warm, workers
 from tests.support.pipelines import QUICK_JVM, pipeline
@@ -157,3 +160,41 @@ def test_a_warm_process_without_tasks_ends_by_itself(files, keep_alive, started)
     jvm = ran(attempt, started)
     assert wait_until(lambda: not warm.is_running(jvm), 180)
     assert "no task came for 1 s" in warm.server_log(attempt.log)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("read_with", ["task", "spark"])
+def test_a_certificate_that_is_replaced_on_disk_is_read_by_the_next_task_of_a_warm_process(
+    unique, tmp_path, monkeypatch, keep_alive, started, read_with
+):
+    """The brokers do not trust the certificate that takes the place of the first one while a window is moved."""
+    names = {"ssl.certificate.location": "client.crt", "ssl.key.location": "client.key"}
+    security, other, used = KafkaSecurity("SSL", client_certificates=True), tmp_path / "other", tmp_path / "used"
+    security.make_certificates(other)
+    used.mkdir()
+    with EmbeddedKafka(security=security) as kafka:
+        trusted = kafka.connection_extra()
+        with pipeline("files", kafka, no_postgres, unique, tmp_path, read_with=read_with) as made:
+            extra = {**trusted, **{setting: str(used / name) for setting, name in names.items()}}
+            monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+            keep_alive()
+            for setting, name in names.items():
+                shutil.copy(trusted[setting], used / name)
+            made.produce(300)
+            jvm = ran(made.victim("run0", fault=None), started)
+            made.produce(300)
+            attempt = made.victim("run1", fault="planned:stop")
+            attempt.wait_stopped()
+            for name in names.values():
+                shutil.copy(other / name, used / name)
+            attempt.wake()
+            assert attempt.wait() == 1
+            assert re.search("bad.certificate", attempt.log.read_text())
+            for setting, name in names.items():
+                shutil.copy(trusted[setting], used / name)
+            assert ran(made.victim("run1", fault=None), started) == jvm
+            assert sorted(row[0] for row in made.rows()) == list(range(600))
+
+
+def no_postgres():
+    raise AssertionError("files need no server")
