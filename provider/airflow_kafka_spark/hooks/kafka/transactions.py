@@ -48,8 +48,9 @@ def make_fencing_producer(config: Mapping[str, Any], transactional_id: str, seco
     :raises RightMissing: the user may not use this id.
     :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses, or the login is refused.
     """
-    from confluent_kafka import Producer
+    from confluent_kafka import KafkaError, KafkaException, Producer
 
+    begun = time.monotonic()
     # Without an error_cb a client raises fatal errors, as that of a fence, from any later call.
     own = {"transactional.id": transactional_id, "error_cb": events.on_error, "throttle_cb": events.on_throttle}
     settings = {**ALL_BROKERS, **config, **own}
@@ -57,32 +58,24 @@ def make_fencing_producer(config: Mapping[str, Any], transactional_id: str, seco
     right = Right("transactional id", "Write", transactional_id)
     try:
         with name_missing_rights(config, "fencing earlier attempts", right, events=events):
-            _init_transactions(producer, seconds, events)
+            while True:
+                left = begun + seconds - time.monotonic()
+                try:
+                    # A call after one that has timed out continues with the same request.
+                    producer.init_transactions(max(0.0, min(_LOGIN_SECONDS, left)))
+                    break
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError._TIMED_OUT or left <= _LOGIN_SECONDS:
+                        raise
+                producer.poll(0)
+                # The client would try again until the time is over. A password that was changed meanwhile stays wrong.
+                if refused := events.find_refused_login(begun):
+                    raise KafkaException(KafkaError(KafkaError._AUTHENTICATION, refused))
     except BaseException:
         # The error holds this frame for as long as it is kept, and a producer connects again and again.
         del producer
         raise
     return producer
-
-
-def _init_transactions(producer: Producer, seconds: float, events: ClientEvents) -> None:
-    """Fence earlier producers. Give up at once if the brokers refuse the login: librdkafka would try again until the time is
-    over, and a password that was changed meanwhile stays wrong.
-    """
-    from confluent_kafka import KafkaError, KafkaException
-
-    begun = time.monotonic()
-    while True:
-        left = begun + seconds - time.monotonic()
-        try:
-            # A call after one that has timed out continues with the same request.
-            return producer.init_transactions(max(0.0, min(_LOGIN_SECONDS, left)))
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._TIMED_OUT or left <= _LOGIN_SECONDS:
-                raise
-        producer.poll(0)
-        if refused := events.find_refused_login(begun):
-            raise KafkaException(KafkaError(KafkaError._AUTHENTICATION, refused))
 
 
 def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
