@@ -42,8 +42,8 @@ SILENT_SECONDS = 3.0
 such request."""
 
 _SMALL_QUOTA = (
-    "Raise `consumer_byte_rate` or `request_percentage` (`kafka-configs.sh --describe --entity-type users`, and `clients`), or let "
-    "fewer readers share it, and then run the task again. A broker never sends a batch of records that is larger than the "
+    "Raise `consumer_byte_rate` or `request_percentage` (`kafka-configs.sh --describe --entity-type users`, and `clients`), or "
+    "let fewer readers share it, and then run the task again. A broker never sends a batch of records that is larger than the "
     "quota of ten seconds"
 )
 """The action if a quota is too small for a batch. Ten seconds are the brokers' default: `quota.window.num` - 1 windows."""
