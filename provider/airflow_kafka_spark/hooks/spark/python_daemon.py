@@ -34,6 +34,7 @@ from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
 
 _NEEDED = (
     "confluent_kafka",
+    "pandas",  # pyarrow imports it for the first array, in each new worker
     "pyarrow.compute",
     "pyspark.sql.pandas.serializers",
     "airflow_kafka_spark.jobs.tasks.publish",
