@@ -29,7 +29,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC as LEDGER
-from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition, Window
 from tests.support.clients import open_hook
 from tests.support.oracle import wait_stable
 
@@ -143,6 +143,21 @@ def test_reset_windows_and_show_print_the_change(line, name):
     assert "reload" in text and "ann" in text and f"{TOPIC}-0: 4 -> 0" in text
     code, text = line("windows", name)
     assert code == 0 and columns(text)[-1][:6] == ["1", "COMPLETE", f"{TOPIC}-0", "[0,", "4)", "4"]
+
+
+def test_windows_names_the_offsets_that_were_deleted_before_they_were_read(line, hook, name):
+    with Ledger(hook, name, "dag/run2/task", group_id=name) as ledger:
+        log = read_log(hook, [TOPIC])
+        ranges = (OffsetRange(TOPIC, 0, 6, 9),)
+        planned = Window(
+            name, 2, ranges, "dag/run2/task", format_utc_now(), log.cluster_id, log.topic_ids, gaps=(Gap(TOPIC, 0, 4, 6),)
+        )
+        entry = ledger.plan(planned)
+        lost = [{"topic": TOPIC, "partition": 0, "start": start, "end": end} for start, end in ((4, 6), (7, 8))]
+        assert columns(line("windows", name)[1])[-2] == ["lost:", f"{TOPIC}-0", "[4,", "6)"]
+        ledger.close({"completed_at": format_utc_now(), "records_read": 2, "gaps": lost}, entry.window.ends)
+    _, text = line("windows", name)
+    assert columns(text)[-3:-1] == [["lost:", f"{TOPIC}-0", "[4,", "6)"], ["lost:", f"{TOPIC}-0", "[7,", "8)"]]
 
 
 def test_a_dry_run_says_so(line, name):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
     from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
-    from airflow_kafka_spark.windows.model import OffsetRange
+    from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 
 _CHANGE_TEXTS = {
@@ -126,7 +126,7 @@ def format_windows(found: Sequence[WindowState]) -> str:
         (
             f"{w.number}{' (moved by hand)' if w.moved else ''}",
             w.state,
-            _format_ranges(w.ranges),
+            "\n".join([_format_ranges(w.ranges), *_format_gaps(w.gaps)]),
             _format_number(w.records_read),
             _format_number(w.records_written),
             "-" if w.seconds is None else f"{w.seconds:.1f}",
@@ -303,6 +303,12 @@ def _describe_attempts(window: WindowState | OpenWindow) -> str:
 def _format_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
     lines = [f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in ranges[:limit]]
     return "\n".join([*lines, *([f"and {len(ranges) - limit} more"] if len(ranges) > limit else [])]) or "rows of a source"
+
+
+def _format_gaps(gaps: Sequence[Gap], limit: int = 8) -> list[str]:
+    """Return a line for each gap: the offsets that were deleted before they were read, and left out."""
+    more = [f"and {len(gaps) - limit} more gaps"] if len(gaps) > limit else []
+    return [*(f"lost: {g.topic}-{g.partition} [{g.start}, {g.end})" for g in gaps[:limit]), *more]
 
 
 def _format_number(value: int | None) -> str:

@@ -56,6 +56,7 @@ class WindowState:
     :param attempts: number of attempts that have worked on it.
     :param completed_at: None while it is open.
     :param moved: the number of the manual change that has set its start; 0 for none.
+    :param gaps: the offsets that were deleted before they were read, and left out.
     :param records_read: from the report; this and all following fields are None while the window is open.
     """
 
@@ -255,7 +256,8 @@ def _make_window_state(entry: WindowEntry) -> WindowState:
         facts.get("completed_at"),
         window.moved,
         window.ranges,
-        window.gaps,
+        # Tasks may find more gaps than the plan had.
+        tuple(Gap(**gap) for gap in facts["gaps"]) if "gaps" in facts else window.gaps,
         facts.get("records_read"),
         facts.get("records_written"),
         facts.get("bytes"),
