@@ -350,6 +350,7 @@ class SinkDiffers(KafkaSparkError):
         super().__init__(
             f"The rows of {sink} differ from those of {source}: {summary}{listed}" + ("\n" if listed else ""),
             expected="equal rows",
-            action="Let the pipeline move the rest, or compare only rows that no longer change (`where`); if rows "
-            "still differ, replay the windows that had them, or correct the table",
+            action="Let the pipeline move the rest, or compare only rows that no longer change (`where`). If rows still differ, "
+            "replay the windows that had them; where a sink refuses that (docs/intervals.md) and upserts, move the pipeline back "
+            "with `airflow kafka-spark reset`; or correct the table",
         )
