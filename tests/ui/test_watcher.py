@@ -80,7 +80,8 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     move(past, watch, "two", 1, leave_open=True)
     state_is(watch, "ok")
     tracker = behind(watch, "one", 300 - 120)
-    assert tracker.measured.seconds > 0
+    # A busy broker may return the oldest record too late for the first measurement.
+    assert eventually(lambda: tracker.measured.seconds) > 0
     eventually(lambda: tracker.verdict.status.value == "OK")
     assert complete(watch, "one", 4).cadence.period == pytest.approx(3600, abs=300)
     assert eventually(lambda: complete(watch, "two", 1).open).window.number == 2

@@ -218,3 +218,18 @@ def test_calls_of_java_recognise_numpys_values_without_pandas():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[None, 'ScalarConverter', 'ArrayConverter']"
+
+
+def test_a_connect_client_logs_nothing_although_airflow_enables_all_loggers():
+    code = """if True:
+        import logging.config
+        from airflow_kafka_spark.hooks.spark import hook
+        from pyspark.sql.connect.logging import logger
+
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        print(logger.isEnabledFor(logging.WARNING))
+        hook._silence_clients()
+        print(logger.isEnabledFor(logging.WARNING))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["True", "False"]

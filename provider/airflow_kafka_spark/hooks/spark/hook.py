@@ -636,7 +636,8 @@ def _ask_for_signs_of_life() -> None:
 
 def _silence_clients() -> None:
     """Keep lines out of a task's log that are of no use there: each connection that py4j closes; the Java stack trace of an error
-    in SQL, which Spark logs before it raises the error; and pyspark's warning about pandas 3, which is not used here."""
+    in SQL, which Spark logs before it raises the error; pyspark's warning about pandas 3, which is not used here; and requests of
+    a Connect client that its closed session does not answer."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     try:
@@ -645,6 +646,9 @@ def _silence_clients() -> None:
         return
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        # pyspark does the same when it is imported, but Airflow enables all loggers that exist when it configures logging.
+        PySparkLogger.getLogger("pyspark.sql.connect.logging").disabled = True
 
 
 def _avoid_pandas() -> None:
