@@ -92,7 +92,7 @@ def test_the_api_server_answers_before_the_scheduler_starts(airflow):
 
 @pytest.mark.extended
 def test_sensors_of_a_dead_triggerer_go_on_in_the_next_one_and_nothing_is_started_twice(site, airflow, kafka):
-    """What they wait for comes while no triggerer runs."""
+    """The records for which the sensors wait are produced while no triggerer runs."""
     kafka.create_topic("awaited", 3)
     place = str(site.files / "awaited")
     flow = Pipeline(kafka=kafka, postgres=None, kind="files", name="awaited", topic="awaited", place=place, directory=site.files)
