@@ -149,7 +149,13 @@ def in_reference() -> dict[str, set[str]]:
     return shown
 
 
+MODULES = sorted((ROOT / "provider").rglob("*.py"))
 ITEM = re.compile(r" *(:\w[^:]*:(?= |$)|- |\* |\d+\. )")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def dedented_lines(text: str) -> list[str]:
@@ -171,21 +177,15 @@ def test_every_line_of_a_field_or_an_item_in_a_docstring_is_indented() -> None:
     assert dedented_lines("x\n\n:param a: one,\ntwo\n- three,\n four") == ["two", " four"]
     broken = [
         f"{named(path)}: {line}"
-        for path in sorted((ROOT / "provider").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in MODULES
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         for line in dedented_lines(ast.get_docstring(node) or "")
     ]
     assert broken == []
 
 
-MODULES = sorted((ROOT / "provider").rglob("*.py"))
 REFERENCE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([^`]+)`")
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def defined_names(within: ast.Module | ast.ClassDef) -> set[str]:

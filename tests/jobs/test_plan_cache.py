@@ -182,7 +182,8 @@ def test_settings_and_software_lead_to_another_file(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("not_started")
 def test_a_jar_or_a_file_of_settings_that_changes_under_its_name_leads_to_another_file(monkeypatch, tmp_path):
-    jar, properties = tmp_path / "extension.jar", tmp_path / "spark.properties"
+    (tmp_path / "day=1").mkdir()
+    jar, properties = tmp_path / "day=1" / "extension.jar", tmp_path / "day=1" / "spark.properties"
     named = connect(monkeypatch, {"spark.sql.extensions": "a.B", "spark.jars": f"file:{jar}"})
     files = []
     for size in (1, 2):

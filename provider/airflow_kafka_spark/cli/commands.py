@@ -126,7 +126,7 @@ def format_windows(found: Sequence[WindowState]) -> str:
         (
             f"{w.number}{' (moved by hand)' if w.moved else ''}",
             w.state,
-            "\n".join([_format_ranges(w.ranges), *_format_gaps(w.gaps)]),
+            "\n".join([*_list_ranges(w.ranges), *_list_offsets(w.gaps, "lost: ", "gaps")]),
             _format_number(w.records_read),
             _format_number(w.records_written),
             "-" if w.seconds is None else f"{w.seconds:.1f}",
@@ -258,7 +258,7 @@ def format_replay(result: ChangeResult) -> str:
     lines = [
         first,
         "",
-        *(f"  {line}" for line in _format_ranges(window.ranges).splitlines()),
+        *(f"  {line}" for line in _list_ranges(window.ranges)),
         "",
         *_format_sentences(result.warnings),
     ]
@@ -300,15 +300,20 @@ def _describe_attempts(window: WindowState | OpenWindow) -> str:
     return f"{window.attempts} attempt{'s' if window.attempts != 1 else ''}"
 
 
-def _format_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
-    lines = [f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in ranges[:limit]]
-    return "\n".join([*lines, *([f"and {len(ranges) - limit} more"] if len(ranges) > limit else [])]) or "rows of a source"
+def _list_ranges(ranges: Sequence[OffsetRange]) -> list[str]:
+    """Return a line for each range of a window."""
+    return _list_offsets(ranges) or ["rows of a source"]
 
 
-def _format_gaps(gaps: Sequence[Gap], limit: int = 8) -> list[str]:
-    """Return a line for each gap: the offsets that were deleted before they were read, and left out."""
-    more = [f"and {len(gaps) - limit} more gaps"] if len(gaps) > limit else []
-    return [*(f"lost: {g.topic}-{g.partition} [{g.start}, {g.end})" for g in gaps[:limit]), *more]
+def _list_offsets(parts: Sequence[OffsetRange | Gap], before: str = "", called: str = "", limit: int = 8) -> list[str]:
+    """Return a line for each of the first parts of a window, and one for the number of the others.
+
+    :param before: the beginning of each line.
+    :param called: the name of the parts in the last line.
+    :param limit: maximum number of parts that have a line.
+    """
+    more = [f"and {len(parts) - limit} more {called}".rstrip()] if len(parts) > limit else []
+    return [*(f"{before}{p.topic}-{p.partition} [{p.start}, {p.end})" for p in parts[:limit]), *more]
 
 
 def _format_number(value: int | None) -> str:

@@ -100,10 +100,10 @@ class ClientEvents:
         if event.throttle_time > 0:
             self._throttled_at = time.monotonic()
 
-    def describe_throttling(self, since: float) -> str:
+    def describe_throttling(self, since: float = 0.0) -> str:
         """Return that brokers have delayed their answers because of a quota, as the end of a message; "" if they have not.
 
-        :param since: time on the monotonic clock; earlier delays are ignored.
+        :param since: time on the monotonic clock; earlier delays are ignored. Default: none is.
         """
         return THROTTLED if self._throttled_at and self._throttled_at >= since else ""
 

@@ -226,7 +226,8 @@ class SparkHook(BaseHook):
             installed = [*list_changes(find_spark_jars(), "*.jar"), *list_changes(_find_configuration_directory(), "spark-*")]
             settings = [*self._list_analysis_settings(), arguments := os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
             # A jar with an extension of Spark's SQL may be replaced under its name, and a file of settings edited.
-            return sorted([*settings, *installed, *list_file_changes([*settings, *arguments.split()])])
+            values = (re.sub(r"^[\w.-]+=", "", text) for text in [*settings, *arguments.split()])
+            return sorted([*settings, *installed, *list_file_changes(values)])
         except Exception:  # Spark is not installed, or has ended
             return None
 

@@ -21,6 +21,9 @@ from airflow_kafka_spark.sources.cdc.options import (
 
 MIN_WAL_BYTES = 1 << 16
 
+DEFAULT_SCHEMA = "public"
+"""The schema of names of tables without one."""
+
 SOURCE_FIELDS: tuple[SourceField, ...] = (
     SourceField("version", "string", False), SourceField("connector", "string", False), SourceField("name", "string", False),
     SourceField("ts_ms", "int64", False), SourceField("snapshot", "string", True), SourceField("db", "string", False),
@@ -67,9 +70,9 @@ class PostgresCdcOptions:
         yield from find_prefix_problems(self.topic_prefix)
         sizes = {"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)}
         yield from find_log_option_problems(self, sizes, [field.name for field in SOURCE_FIELDS])
-        yield from find_table_problems(self.tables, self.message_key_columns, "public")
+        yield from find_table_problems(self.tables, self.message_key_columns, DEFAULT_SCHEMA)
 
     @property
     def named_tables(self) -> frozenset[tuple[str, str]] | None:
-        """Schema and name of each table of ``tables``, by default in ``public``; None for all of the publication."""
-        return None if self.tables is None else frozenset(parse_table_name(name, "public") for name in self.tables)
+        """Schema and name of each table of ``tables``, by default in :data:`DEFAULT_SCHEMA`; None for all of the publication."""
+        return None if self.tables is None else frozenset(parse_table_name(name, DEFAULT_SCHEMA) for name in self.tables)

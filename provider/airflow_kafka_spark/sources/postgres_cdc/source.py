@@ -12,7 +12,7 @@ from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
 from airflow_kafka_spark.sources.jdbc.database import format_server_uri
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
+from airflow_kafka_spark.sources.postgres_cdc.options import DEFAULT_SCHEMA, PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     """
 
     template_fields: ClassVar[Sequence[str]] = ("conn_id", "publication", "slot", "topic_prefix", "tables")
-    default_schema: ClassVar[str] = "public"
+    default_schema: ClassVar[str] = DEFAULT_SCHEMA
 
     @property
     def uri(self) -> str:

@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, Name, PostgresServer, choose_action, quote
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
+from airflow_kafka_spark.sources.postgres_cdc.options import DEFAULT_SCHEMA, PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ class PostgresLogValidation:
             yield Problem("source.conn_id", "the server is a standby; expected a primary", "Connect to the primary")
         rights = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
         if not _fetch_one(connection, rights):
-            user = _fetch_one(connection, "SELECT current_user::text")
+            user = _read_role(connection)
             found = f"role `{user}` may not use replication slots"
             yield Problem("source.conn_id", found, f"ALTER ROLE {quote(user)} REPLICATION")
         if self.options.max_replica_lag is not None and not _fetch_one(connection, SEES_LAG):
-            user, found = _fetch_one(connection, "SELECT current_user::text"), "the role may not see the lag of replicas"
+            user, found = _read_role(connection), "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {quote(user)}")
 
     # --- slot ---
@@ -199,7 +199,9 @@ class PostgresLogValidation:
         :param covered: per table of the publication, the columns that it publishes; None: all.
         """
         yield from find_shared_topic_problems(self.options.topic_prefix, wanted)
-        keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
+        keys = {
+            parse_table_name(name, DEFAULT_SCHEMA): tuple(columns) for name, columns in self.options.message_key_columns.items()
+        }
         asked = sorted(wanted | set(keys))
         there = {
             (row[0], row[1]): row[2:]
@@ -274,7 +276,7 @@ class PostgresLogValidation:
             "WHERE n.nspname = schemaname)) AS oid FROM pg_catalog.pg_publication_tables WHERE pubname = %s) AS t ORDER BY 1, 2",
             [self.options.publication],
         ).fetchall()
-        user = _fetch_one(connection, "SELECT current_user::text")
+        user = _read_role(connection)
         closed = set[str]()
         for schema, table, may_use, may_read, is_filtered in found:
             if wanted is not None and (schema, table) not in wanted:
@@ -339,6 +341,10 @@ def _find_key_problems(
 def _fetch_one(connection: psycopg.Connection[Any], query: str) -> Any:
     found = connection.execute(query.encode()).fetchone()
     return found[0] if found else None
+
+
+def _read_role(connection: psycopg.Connection[Any]) -> str:
+    return str(_fetch_one(connection, "SELECT current_user::text"))
 
 
 def _read_setting(connection: psycopg.Connection[Any], name: str) -> str:

@@ -30,7 +30,7 @@ from airflow_kafka_spark.sources.cdc.snapshot import (
 )
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
+from airflow_kafka_spark.sources.postgres_cdc.options import DEFAULT_SCHEMA, PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import (
     SlotServer,
@@ -444,7 +444,7 @@ class PostgresLogWindowPlanner:
         from airflow_kafka_spark.sources.postgres_cdc.tasks.read import PostgresLogReader
 
         given = self.options
-        keys = {parse_table_name(table, "public"): tuple(columns) for table, columns in given.message_key_columns.items()}
+        keys = {parse_table_name(table, DEFAULT_SCHEMA): tuple(columns) for table, columns in given.message_key_columns.items()}
         with self.slot.open_session("reading the catalog") as connection:
             primary_keys, keyed = read_primary_keys(connection, given.publication), read_keyed_tables(connection, keys)
         form = PostgresEventForm(

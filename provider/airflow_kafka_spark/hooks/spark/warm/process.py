@@ -269,7 +269,7 @@ def list_file_changes(values: Iterable[str]) -> list[str]:
 
     :param values: the values of the settings: paths and addresses, separated by commas or colons.
     """
-    named = re.split("[,:=]", ",".join(values))
+    named = re.split("[,:]", ",".join(values))
     return [_describe_change(Path(name.partition("#")[0].rstrip("*"))) for name in named if name.startswith("/")]
 
 

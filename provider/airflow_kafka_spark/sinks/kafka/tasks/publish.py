@@ -534,7 +534,7 @@ class Publisher:
             failure: KafkaSparkError = TransactionTimedOut(
                 self.ledger.pipeline, self._format_step(split), seconds, self.transaction_timeout
             )
-            failure.found += events.describe_throttling(0.0)
+            failure.found += events.describe_throttling()
         elif fenced:
             marker = self._wait_for_other(split)
             failure = Fenced(self.ledger.pipeline, self._format_step(split))

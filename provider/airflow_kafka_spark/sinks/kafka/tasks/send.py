@@ -424,7 +424,7 @@ def name_quota(failure: KafkaUnavailable, events: ClientEvents) -> KafkaUnavaila
 
     :param events: what the producer has reported.
     """
-    if throttling := events.describe_throttling(0.0):
+    if throttling := events.describe_throttling():
         failure.found += throttling
         failure.expected = "that the quota lets the producer send a split within `transaction_timeout`"
         failure.action = (
